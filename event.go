@@ -1,0 +1,38 @@
+package dsec
+
+import "time"
+
+// EventType names what happened.
+type EventType string
+
+// The event types of this version.
+const (
+	EventState         EventType = "state"          // From and To are set
+	EventExecStarted   EventType = "exec_started"   // Exec is set
+	EventExecExited    EventType = "exec_exited"    // Exec is set; Detail is the status
+	EventOOM           EventType = "oom"            // a process was killed by the memory limit
+	EventExpiryWarning EventType = "expiry_warning" // Detail: which lifetime, when
+	EventFiles         EventType = "files"          // a file was written or removed through the API
+	EventAdopted       EventType = "adopted"        // the agent restarted and found the sandbox alive
+	EventNote          EventType = "note"           // anything else worth a line
+)
+
+// Event is one thing that happened to one sandbox. Seq counts from 1 for each
+// sandbox without gaps.
+type Event struct {
+	Sandbox SandboxID         `json:"sandbox"`
+	Seq     uint64            `json:"seq"`
+	Time    time.Time         `json:"time"`
+	Type    EventType         `json:"type"`
+	From    State             `json:"from,omitempty"`
+	To      State             `json:"to,omitempty"`
+	Exec    string            `json:"exec,omitempty"`
+	Detail  string            `json:"detail,omitempty"`
+	Fields  map[string]string `json:"fields,omitempty"`
+}
+
+// Step is the time one step of a creation took.
+type Step struct {
+	Name string        `json:"name"`
+	Took time.Duration `json:"took"`
+}

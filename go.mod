@@ -1,0 +1,3 @@
+module github.com/opendsec/dsec
+
+go 1.26

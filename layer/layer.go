@@ -1,0 +1,56 @@
+// Package layer keeps immutable layers on a node: content-addressed, verified,
+// leased while in use, collected when not.
+//
+// A layer is two files: metadata (an EROFS image without data, small, always
+// local and complete) and data (the device the metadata points into). Its
+// digest covers both, see docs/formats/layer.md.
+package layer
+
+import (
+	"context"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
+)
+
+// Digest is "sha256:" and 64 hex digits, nothing else; anything else from
+// outside is refused before it is used as a name.
+type Digest string
+
+// Info describes a layer without touching its data.
+type Info struct {
+	Digest   Digest        `json:"digest"`
+	MetaSize int64         `json:"meta_size"` // bytes
+	DataSize int64         `json:"data_size"` // bytes, plain
+	Entries  int64         `json:"entries"`   // inodes
+	Source   string        `json:"source"`    // where it came from, for people
+	Config   *image.Config `json:"config,omitempty"`
+}
+
+// Local is a layer that is whole on this machine. The files do not change and
+// do not go away while the lease that came with it is held.
+type Local struct {
+	Info
+	Meta string // host path of the metadata file
+	Data string // host path of the data file; empty when DataSize is 0
+}
+
+// Set is an ordered stack of whole layers, bottom first, and the lease that
+// keeps them.
+type Set struct {
+	Lease  string // name given by the caller, usually the sandbox id
+	Layers []Local
+	Config image.Config // of the base, overlaid by those above
+}
+
+// Store is what a node needs of the layer store.
+type Store interface {
+	// Acquire resolves refs (tags or digests, bottom first), makes the layers
+	// whole and verified here, and leases them under the name until Release.
+	// The same name and refs again return the same set. NotFound names the ref.
+	Acquire(ctx context.Context, lease string, refs []dsec.LayerRef) (Set, error)
+	// Release ends a lease. Unknown names are no error.
+	Release(ctx context.Context, lease string) error
+	// Leases lists the names held, so that a restarted node can drop strays.
+	Leases(ctx context.Context) ([]string, error)
+}

@@ -1,0 +1,85 @@
+// Package node is one machine: the lifecycles of its sandboxes, the budgets
+// they are admitted against, the ledger that is the truth about them, their
+// records after the end, and recovery.
+package node
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// Sandbox is what the node tells about one sandbox.
+type Sandbox struct {
+	ID      dsec.SandboxID
+	Project string // owner; set by the gateway, opaque here
+	Spec    dsec.Spec
+	State   dsec.State
+	Result  *dsec.Result // set in stopped, failed and deleted
+	Digests []string     // the layers its refs resolved to
+	Created time.Time
+	Changed time.Time
+	Expires time.Time // zero: no cap
+	Starts  int
+	Steps   []dsec.Step // of its last creation or start
+}
+
+// Filter selects sandboxes; zero fields match all.
+type Filter struct {
+	Project string
+	States  []dsec.State
+	Labels  map[string]string
+	Rollout string
+	All     bool // ended ones (records) too
+}
+
+// Load is what a node reports in its heartbeat.
+type Load struct {
+	Live, Starting int
+	MaxLive        int
+	CPU, Memory    float64 // committed fraction of the budget, 0..1
+	Disk           float64
+	Tiers          []dsec.Tier
+	Draining       bool
+}
+
+// Service is what the node offers to the gateway, before any wire. Errors are
+// *dsec.Error. callID makes a mutating call idempotent ("" does not): the same
+// id returns the same answer for 24 h.
+type Service interface {
+	Create(ctx context.Context, project string, s dsec.Spec) (Sandbox, error) // key: s.CallID
+	Get(ctx context.Context, id dsec.SandboxID) (Sandbox, error)              // ended ones from their record
+	List(ctx context.Context, f Filter) ([]Sandbox, error)
+	Start(ctx context.Context, id dsec.SandboxID, callID string) (Sandbox, error)
+	Stop(ctx context.Context, id dsec.SandboxID, cause dsec.Cause, callID string) (Sandbox, error)
+	Delete(ctx context.Context, id dsec.SandboxID, callID string) (existed bool, err error)
+	Pause(ctx context.Context, id dsec.SandboxID, callID string) (Sandbox, error)
+	Resume(ctx context.Context, id dsec.SandboxID, callID string) (Sandbox, error)
+	// Renew moves the idle clock, and the lifetime if given.
+	Renew(ctx context.Context, id dsec.SandboxID, lifetime time.Duration, callID string) (Sandbox, error)
+	Commit(ctx context.Context, id dsec.SandboxID, tag string, callID string) (digest string, err error)
+}
+
+// Inside is what reaches into a sandbox.
+type Inside interface {
+	Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error)
+	Process(ctx context.Context, id dsec.SandboxID, exec string) (process.Process, error)
+	Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error)
+	Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error)
+	Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error)
+	// Attach marks the sandbox as in use until the returned func is called.
+	Attach(id dsec.SandboxID) (release func())
+}
+
+// Watcher streams events.
+type Watcher interface {
+	// Events calls fn with each event of the sandboxes f selects, beginning
+	// with those after the given time, until ctx ends or fn errs.
+	Events(ctx context.Context, f Filter, since time.Time, fn func(dsec.Event) error) error
+	Load() Load
+}

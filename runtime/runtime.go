@@ -1,0 +1,165 @@
+// Package runtime is the contract between the node and an isolation mechanism.
+//
+// # Lifecycle
+//
+//	Create ──→ running ──→ Stop ──→ stopped ──→ Start ──→ running …
+//	   └──────────┴──────────┴─────────┴──→ Destroy (from anywhere)
+//
+// Create builds a sandbox and has it running when it returns. Stop ends its
+// processes and keeps its disk; Start runs it again on that disk with the same
+// identity. Destroy removes everything, whatever the state, and also what a
+// Create left behind that was killed half-way: after it, nothing of the id is
+// on the machine. An implementation keeps what it needs to know about its
+// sandboxes on its own disk or in its own supervisor, so that a new process
+// can open it and List what lives.
+//
+// # Promises
+//
+// Every method is idempotent: Create of an existing id with an equal Request
+// is a success, with another one Conflict; Stop of a stopped, Start of a
+// running and Destroy of an unknown id succeed. If Create or Start errs or its
+// context ends, the implementation has undone what it did before it returns;
+// undoing ignores cancellation and has its own limit of 10 s. Methods on
+// different ids run concurrently; methods on one id may be called concurrently
+// and take effect one after the other, except that Destroy ends an exec, file
+// or port call in flight with SandboxGone. Errors are *dsec.Error.
+//
+// # Abilities
+//
+// What a tier can do beyond that are one-method interfaces: Execer, Filer,
+// Pauser, Resumer, Dialer, Snapshotter. A caller asks with a type assertion
+// and reports Unsupported with the tier's name if it fails. Nothing in this
+// package mentions a pid, a descriptor or a host path of a running sandbox:
+// above the runtime nobody may assume a shared kernel.
+package runtime
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/process"
+)
+
+// Request is all a runtime needs to build a sandbox. Spec has its defaults
+// filled in: no limit or lifetime in it is zero except Lifetime.
+type Request struct {
+	ID     dsec.SandboxID
+	Spec   dsec.Spec
+	Layers layer.Set
+}
+
+// Report is what a probe found.
+type Report struct {
+	Tier   dsec.Tier
+	OK     bool
+	Checks []Check
+}
+
+// Check is one line of dsec doctor.
+type Check struct {
+	Name   string // "mount plan", "disk limit", "cgroup"
+	OK     bool
+	Detail string // what is used, or why it cannot be and what it needs
+	Fatal  bool   // the tier cannot work without it
+}
+
+// Status of one sandbox as the mechanism sees it.
+type Status struct {
+	ID      dsec.SandboxID
+	Running bool
+	Paused  bool
+	Execs   []string // ids of commands that run or wait for Release
+}
+
+// Exit says that a running sandbox ended by itself.
+type Exit struct {
+	ID       dsec.SandboxID
+	Cause    dsec.Cause
+	By       dsec.Inducer
+	Evidence []string
+}
+
+// Stats is a sample of what a sandbox uses.
+type Stats struct {
+	CPU         time.Duration
+	Throttled   time.Duration
+	Memory      int64 // bytes now, page cache of its own files included
+	MemoryPeak  int64
+	MemoryLimit int64
+	Pids        int64
+	PidsPeak    int64 // 0 where the kernel does not tell
+	PidsLimit   int64
+	Disk        int64 // bytes of the writable layer
+	DiskLimit   int64
+	OOMKills    int64
+	PidsDenied  int64 // forks refused by the limit
+}
+
+// Runtime is one mechanism.
+type Runtime interface {
+	Tier() dsec.Tier
+	// Probe tries what the tier needs on this machine; conclusive answers only.
+	Probe(ctx context.Context) Report
+	// Create returns the time each of its steps took, also with an error.
+	Create(ctx context.Context, r Request) ([]dsec.Step, error)
+	Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, error)
+	// Stop asks the main process to end, waits for grace, then ends everything.
+	Stop(ctx context.Context, id dsec.SandboxID, grace time.Duration) error
+	Destroy(ctx context.Context, id dsec.SandboxID) error
+	Stats(ctx context.Context, id dsec.SandboxID) (Stats, error)
+	List(ctx context.Context) ([]Status, error)
+	// Exits returns the channel on which ends that nobody asked for are sent,
+	// those that happened before this process started included, each once
+	// until Stop or Destroy of the id acknowledges it. One receiver.
+	Exits() <-chan Exit
+	// Close lets go of everything without ending any sandbox.
+	Close() error
+}
+
+// Execer runs commands.
+type Execer interface {
+	// Exec starts a command; see package process for ids and cancellation.
+	// A failure of the command's own making (no such program, user or cwd) is
+	// an error that names it, and leaves nothing.
+	Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error)
+	// Process finds a command that runs or waits for Release.
+	Process(ctx context.Context, id dsec.SandboxID, exec string) (process.Process, error)
+}
+
+// Filer opens the file service as a user: a name, or "uid[:gid]"; "" is the
+// sandbox's default. On a stopped sandbox it works on the kept disk.
+type Filer interface {
+	Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error)
+}
+
+// Pauser freezes a running sandbox; the clocks of its commands stop.
+type Pauser interface {
+	Pause(ctx context.Context, id dsec.SandboxID) error
+}
+
+// Resumer thaws a paused sandbox.
+type Resumer interface {
+	Resume(ctx context.Context, id dsec.SandboxID) error
+}
+
+// Dialer connects to a port inside the sandbox's network, whatever its mode.
+type Dialer interface {
+	// Dial errs with Unavailable if nothing listens there.
+	Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error)
+}
+
+// Snapshotter turns the disk of a stopped or paused sandbox into a tar of its
+// writable layer with overlay whiteouts in OCI form (.wh. names), so that the
+// image package can make a layer of it.
+type Snapshotter interface {
+	Snapshot(ctx context.Context, id dsec.SandboxID, w TarSink) error
+}
+
+// TarSink receives a tar stream.
+type TarSink interface {
+	Write(p []byte) (int, error)
+}

@@ -1,0 +1,232 @@
+package dsec
+
+import (
+	"strings"
+	"time"
+)
+
+// Tier is an isolation mechanism; it is the only thing a caller changes to get
+// another one.
+type Tier string
+
+// The tiers.
+const (
+	TierContainer Tier = "container"
+	TierMicroVM   Tier = "microvm"
+	TierFullVM    Tier = "fullvm"
+	TierFunction  Tier = "function"
+)
+
+// NetworkMode is what a sandbox may reach.
+type NetworkMode string
+
+// The network modes of this version.
+const (
+	NetworkNone NetworkMode = "none" // loopback only; the default
+	NetworkOpen NetworkMode = "open" // NAT to the outside; never to other sandboxes, the node or metadata services
+)
+
+// OOMPolicy says what an out-of-memory kill inside a command ends.
+type OOMPolicy string
+
+// The policies.
+const (
+	OOMExec    OOMPolicy = "exec"    // that command (137, oom=true); the sandbox lives; the default
+	OOMSandbox OOMPolicy = "sandbox" // the whole sandbox, cause oom
+)
+
+// Limits bound one sandbox. Zero means the node's default, never "unlimited".
+type Limits struct {
+	CPU       float64 `json:"cpu"`        // cores; ceil(CPU) are visible
+	CPUWeight int     `json:"cpu_weight"` // 1..10000, default 100
+	Memory    int64   `json:"memory"`     // bytes
+	Pids      int64   `json:"pids"`       // processes and threads
+	Disk      int64   `json:"disk"`       // bytes of the writable layer
+	Output    int64   `json:"output"`     // bytes of kept output over all execs
+}
+
+// Lifetimes end a sandbox that nobody ends. Zero means the node's default;
+// Negative values are invalid.
+type Lifetimes struct {
+	Idle      time.Duration `json:"idle"`      // without a running exec, an attached client or a renewal: stop
+	Lifetime  time.Duration `json:"lifetime"`  // 0: no cap
+	Retention time.Duration `json:"retention"` // how long a stopped disk is kept
+}
+
+// LayerRef names a layer: a digest ("sha256:…") or a tag ("name:tag").
+type LayerRef string
+
+// HostMount shows a host directory, read-only, inside a sandbox. Only paths
+// under a root that the node's owner allowed are accepted.
+type HostMount struct {
+	Source string `json:"source"`
+	Target string `json:"target"`
+}
+
+// Spec is what a caller asks for. It is pure data: the same on any machine.
+type Spec struct {
+	Name       string            `json:"name,omitempty"` // optional, unique among live sandboxes of a project
+	Tier       Tier              `json:"tier"`
+	Image      LayerRef          `json:"image"`              // the base
+	Layers     []LayerRef        `json:"layers,omitempty"`   // workspace, then toolkits, bottom to top
+	Command    []string          `json:"command,omitempty"`  // main process; its end ends the sandbox; none: it idles
+	Env        map[string]string `json:"env,omitempty"`      // added to the image's
+	User       string            `json:"user,omitempty"`     // default of commands: name or "uid[:gid]"; the image's if empty
+	Workdir    string            `json:"workdir,omitempty"`  // default of commands; the image's if empty
+	Hostname   string            `json:"hostname,omitempty"` // shortened to 63 bytes; the id if empty
+	Network    NetworkMode       `json:"network,omitempty"`
+	Limits     Limits            `json:"limits"`
+	Lifetimes  Lifetimes         `json:"lifetimes"`
+	Profile    string            `json:"profile,omitempty"`      // seccomp profile: "build" (default) or "debug"
+	NoNewPrivs bool              `json:"no_new_privs,omitempty"` // refuse setuid and file capabilities inside
+	OOM        OOMPolicy         `json:"oom,omitempty"`
+	Mounts     []HostMount       `json:"mounts,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	CallID     string            `json:"call_id,omitempty"`     // idempotency key
+	RolloutKey string            `json:"rollout_key,omitempty"` // groups what belongs to one rollout
+}
+
+// Caps on what comes from outside.
+const (
+	MaxLayers     = 64
+	MaxLabels     = 64
+	MaxEnvBytes   = 256 << 10
+	MaxNameBytes  = 128
+	MaxLabelBytes = 4 << 10
+	MaxMounts     = 32
+	MaxLifetime   = 30 * 24 * time.Hour
+)
+
+// Validate reports the first thing in s that can never work, as an Invalid
+// error that names the field. It touches nothing outside s.
+func (s *Spec) Validate() error {
+	bad := func(field, format string, args ...any) error {
+		return Errorf(Invalid, "validate spec", field, format, args...)
+	}
+	switch s.Tier {
+	case TierContainer, TierMicroVM, TierFullVM, TierFunction:
+	default:
+		return bad("tier", "unknown tier %s", Quote(string(s.Tier)))
+	}
+	if s.Image == "" {
+		return bad("image", "is required")
+	}
+	if len(s.Layers) > MaxLayers {
+		return bad("layers", "%d layers, at most %d", len(s.Layers), MaxLayers)
+	}
+	switch s.Network {
+	case "", NetworkNone, NetworkOpen:
+	default:
+		return bad("network", "unknown mode %s", Quote(string(s.Network)))
+	}
+	switch s.OOM {
+	case "", OOMExec, OOMSandbox:
+	default:
+		return bad("oom", "unknown policy %s", Quote(string(s.OOM)))
+	}
+	if len(s.Name) > MaxNameBytes {
+		return bad("name", "%d bytes, at most %d", len(s.Name), MaxNameBytes)
+	}
+	if err := s.Limits.validate(); err != nil {
+		return err
+	}
+	if err := s.Lifetimes.validate(); err != nil {
+		return err
+	}
+	return s.validateMaps()
+}
+
+func (s *Spec) validateMaps() error {
+	bad := func(field, format string, args ...any) error {
+		return Errorf(Invalid, "validate spec", field, format, args...)
+	}
+	total := 0
+	for k, v := range s.Env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
+			return bad("env", "variable %s is not representable", Quote(k))
+		}
+		total += len(k) + len(v) + 2
+	}
+	if total > MaxEnvBytes {
+		return bad("env", "%d bytes, at most %d", total, MaxEnvBytes)
+	}
+	if len(s.Labels) > MaxLabels {
+		return bad("labels", "%d labels, at most %d", len(s.Labels), MaxLabels)
+	}
+	for k, v := range s.Labels {
+		if k == "" || len(k)+len(v) > MaxLabelBytes {
+			return bad("labels", "label %s is empty or longer than %d bytes", Quote(k), MaxLabelBytes)
+		}
+	}
+	for _, a := range s.Command {
+		if strings.Contains(a, "\x00") {
+			return bad("command", "argument %s holds a NUL byte", Quote(a))
+		}
+	}
+	if s.Workdir != "" && !strings.HasPrefix(s.Workdir, "/") {
+		return bad("workdir", "%s is not absolute", Quote(s.Workdir))
+	}
+	if len(s.Mounts) > MaxMounts {
+		return bad("mounts", "%d mounts, at most %d", len(s.Mounts), MaxMounts)
+	}
+	for _, m := range s.Mounts {
+		if !strings.HasPrefix(m.Source, "/") || !strings.HasPrefix(m.Target, "/") {
+			return bad("mounts", "%s:%s is not absolute", Quote(m.Source), Quote(m.Target))
+		}
+	}
+	return nil
+}
+
+func (l *Limits) validate() error {
+	bad := func(field, format string, args ...any) error {
+		return Errorf(Invalid, "validate spec", "limits."+field, format, args...)
+	}
+	switch {
+	case l.CPU < 0 || l.CPU > 4096 || l.CPU != l.CPU || (l.CPU > 0 && l.CPU < 0.01):
+		return bad("cpu", "%g cores, want 0.01 to 4096", l.CPU)
+	case l.CPUWeight < 0 || l.CPUWeight > 10000:
+		return bad("cpu_weight", "%d, want 1 to 10000", l.CPUWeight)
+	case l.Memory < 0 || (l.Memory > 0 && l.Memory < 4<<20):
+		return bad("memory", "%d bytes, want at least 4 MiB", l.Memory)
+	case l.Pids < 0 || (l.Pids > 0 && l.Pids < 4):
+		return bad("pids", "%d, want at least 4", l.Pids)
+	case l.Disk < 0 || (l.Disk > 0 && l.Disk < 1<<20):
+		return bad("disk", "%d bytes, want at least 1 MiB", l.Disk)
+	case l.Output < 0:
+		return bad("output", "%d bytes is negative", l.Output)
+	}
+	return nil
+}
+
+func (l *Lifetimes) validate() error {
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"idle", l.Idle}, {"lifetime", l.Lifetime}, {"retention", l.Retention}} {
+		if f.d < 0 || f.d > MaxLifetime {
+			return Errorf(Invalid, "validate spec", "lifetimes."+f.name, "%v, want 0 to %v", f.d, MaxLifetime)
+		}
+	}
+	return nil
+}
+
+// ShortHostname returns a host name the kernel accepts: at most 63 bytes, DNS
+// label characters only.
+func ShortHostname(s string) string {
+	b := make([]byte, 0, 63)
+	for i := 0; i < len(s) && len(b) < 63; i++ {
+		c := s[i]
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.':
+		case len(b) == 0:
+			continue
+		default:
+			c = '-'
+		}
+		b = append(b, c)
+	}
+	if len(b) == 0 {
+		return "sandbox"
+	}
+	return strings.TrimRight(string(b), "-.")
+}
