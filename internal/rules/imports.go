@@ -1,0 +1,111 @@
+package rules
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// contracts in their order: each may import those before it.
+var contracts = []string{"blob", "image", "layer", "rootfs", "confine", "process", "files", "qos", "netpolicy", "iam",
+	"trajectory", "runtime", "snapshot"}
+
+// engines may import contracts; they meet only in api and over NATS.
+var engines = []string{"gateway", "cluster", "node"}
+
+// mechanismFree libraries that an implementation may import besides contracts.
+var mechanismFree = []string{"process", "files", "confine", "image/erofs"}
+
+// Imports checks the direction of every import of our own packages in files
+// that are not tests.
+func Imports(files []File) (broken []string) {
+	for _, f := range files {
+		if f.Test {
+			continue
+		}
+		for _, im := range f.AST.Imports {
+			path, err := strconv.Unquote(im.Path.Value)
+			if err != nil {
+				continue
+			}
+			if why := importRule(f.Dir, path); why != "" {
+				broken = append(broken, fmt.Sprintf("%s: %s may not import %s: %s", f.pos(im), f.Dir, path, why))
+			}
+		}
+	}
+	return broken
+}
+
+func importRule(from, path string) (why string) {
+	if !strings.HasPrefix(path, Module) {
+		if from == "." && strings.Contains(strings.SplitN(path, "/", 2)[0], ".") {
+			return "the vocabulary uses the standard library only"
+		}
+		return ""
+	}
+	to := strings.TrimPrefix(strings.TrimPrefix(path, Module), "/")
+	if to == "" {
+		to = "."
+	}
+	top := strings.SplitN(from, "/", 2)[0]
+	toTop := strings.SplitN(to, "/", 2)[0]
+	switch {
+	case top == "cmd" || top == "e2e" || top == "bench":
+		return ""
+	case to == ".":
+		return ""
+	case from == ".":
+		return "the vocabulary uses the standard library only"
+	case toTop == "internal":
+		if top == "scheduler" {
+			return "placement is pure: root only"
+		}
+		return ""
+	case top == "internal":
+		return internalRule(from, to, toTop)
+	case top == "scheduler":
+		return "placement is pure: root only"
+	case to == "api" || toTop == "api":
+		if slices.Contains([]string{"gateway", "cluster", "node", "client", "api"}, top) {
+			return ""
+		}
+		return "the wire is translated at the edge: gateway, cluster, node, client"
+	case top == toTop:
+		return "" // a contract and its implementations, an engine and its parts; siblings are checked below
+	}
+	return contractRule(from, top, to, toTop)
+}
+
+// internalRule: machinery has no domain words; the supervisor of processes
+// speaks the contracts it serves.
+func internalRule(from, to, toTop string) string {
+	if slices.Contains(mechanismFree, to) || to == "runtime" || toTop == "confine" {
+		return ""
+	}
+	return "machinery may import only " + strings.Join(mechanismFree, ", ")
+}
+
+func contractRule(from, top, to, toTop string) string {
+	fromIdx, toIdx := slices.Index(contracts, top), slices.Index(contracts, toTop)
+	isChild := strings.Contains(from, "/")
+	switch {
+	case slices.Contains(engines, toTop):
+		if top == "gateway" && toTop == "cluster" {
+			return ""
+		}
+		return "engines meet only in api and over NATS"
+	case toTop == "scheduler":
+		if top == "cluster" || top == "gateway" {
+			return ""
+		}
+		return "only cluster asks the scheduler"
+	case strings.Contains(to, "/") && !slices.Contains(mechanismFree, to) && toIdx >= 0:
+		return "only cmd and tests import implementations"
+	case fromIdx >= 0 && toIdx >= 0 && !isChild && toIdx > fromIdx:
+		return "contracts import earlier contracts only"
+	case slices.Contains(engines, top), top == "client", fromIdx >= 0:
+		return ""
+	}
+	return "not a direction the map knows"
+}

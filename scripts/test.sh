@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Runs the tests: all of them, or only those named (go, py, vm).
+# DSEC_LONG=1 gives the full lengths. Kernel tests of different packages run one
+# after the other, because leak checks look at the whole machine.
+set -euo pipefail
+what=${1:-all}
+timeout=20m
+[ -n "${DSEC_LONG:-}" ] && timeout=3h
+
+run_go() {
+  echo "== go test -race"
+  go test -race -exec /bin/true ./... >/dev/null # builds every test binary in parallel
+  go test -race -count=1 -p 1 -timeout "$timeout" ./...
+  if [ -n "${DSEC_LONG:-}" ]; then
+    scripts/fuzz.sh 60s
+  fi
+}
+run_py() {
+  echo "== pytest"
+  (cd sdk/python && ../../.venv/bin/python -m mypy --strict src tests && ../../.venv/bin/python -m pytest -q)
+}
+run_vm() {
+  echo "== Linux 6.1 in a VM"
+  DSEC_VM=1 go test -count=1 -timeout "$timeout" -v ./e2e/vm/
+}
+case $what in
+  all) run_go; run_py ;;
+  go) run_go ;;
+  py) run_py ;;
+  vm) run_vm ;;
+  *) echo "test.sh: unknown part $what" >&2; exit 2 ;;
+esac
