@@ -1,0 +1,74 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/process"
+	dsecruntime "github.com/opendsec/dsec/runtime"
+)
+
+// Runtime is a contender for a dsec tier, measured at the runtime contract:
+// Create, one command, Destroy, with every wall and limit on.
+type Runtime struct {
+	Name   string
+	RT     dsecruntime.Runtime
+	Layers layer.Set
+	Spec   dsec.Spec // limits and network of every sandbox
+	Argv   []string
+	Node   dsec.NodeID
+}
+
+// Contender of r.
+func (r Runtime) Contender() Contender {
+	return Contender{Name: r.Name, Worker: func(int) (Worker, error) { return &runtimeWorker{r}, nil }}
+}
+
+type runtimeWorker struct{ r Runtime }
+
+func (w *runtimeWorker) Cycle(ctx context.Context, _ int) (time.Duration, error) {
+	id := dsec.NewSandboxID(w.r.Node)
+	begin := time.Now()
+	if _, err := w.r.RT.Create(ctx, dsecruntime.Request{ID: id, Spec: w.r.Spec, Layers: w.r.Layers}); err != nil {
+		return 0, err
+	}
+	first, err := w.r.firstCommand(ctx, id, begin)
+	if derr := w.r.RT.Destroy(context.WithoutCancel(ctx), id); err == nil {
+		err = derr
+	}
+	return first, err
+}
+
+func (r Runtime) firstCommand(ctx context.Context, id dsec.SandboxID, begin time.Time) (time.Duration, error) {
+	_, err := r.Exec(ctx, id)
+	if err != nil {
+		return 0, err
+	}
+	return time.Since(begin), nil
+}
+
+// Exec runs the command once and returns how long that took.
+func (r Runtime) Exec(ctx context.Context, id dsec.SandboxID) (time.Duration, error) {
+	ex, ok := r.RT.(dsecruntime.Execer)
+	if !ok {
+		return 0, dsec.Errorf(dsec.Unsupported, "bench exec", r.Name, "the tier cannot run commands")
+	}
+	begin := time.Now()
+	p, err := ex.Exec(ctx, id, process.Spec{Argv: r.Argv})
+	if err != nil {
+		return 0, err
+	}
+	res, err := p.Wait(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if res.ExitCode != 0 || res.Status != process.Exited {
+		return 0, fmt.Errorf("bench exec: status %s, exit code %d", res.Status, res.ExitCode)
+	}
+	return time.Since(begin), p.Release(ctx)
+}
+
+func (w *runtimeWorker) Close() error { return nil }
