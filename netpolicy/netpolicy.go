@@ -1,0 +1,66 @@
+// Package netpolicy is the contract of what a sandbox may reach.
+//
+// Mode "none" gives loopback only, in a network namespace without any other
+// interface. Mode "open" gives one interface whose packets are routed to the
+// outside behind the node's address; they never reach another sandbox, any
+// address of the node itself, the control plane, link-local or metadata
+// addresses, nor a range that the configuration denies. IPv6 is closed.
+//
+// Lifecycle: the network namespace exists first and belongs to the sandbox.
+// Attach connects it; the connection ends with the namespace, and only so:
+// deleting a link is slow, deleting its namespace is not. There is nothing to
+// detach. An address is used again only when the kernel has let go of the link
+// that had it.
+package netpolicy
+
+import (
+	"context"
+	"net/netip"
+	"os"
+
+	"github.com/opendsec/dsec"
+)
+
+// Lease is what a sandbox was given.
+type Lease struct {
+	Mode    dsec.NetworkMode
+	Address netip.Addr   // invalid for none
+	Gateway netip.Addr   // invalid for none
+	DNS     []netip.Addr // for resolv.conf; empty for none
+}
+
+// Network connects network namespaces.
+type Network interface {
+	// Attach connects a namespace that was never connected. With an error the
+	// namespace may be half connected and must be destroyed by its owner.
+	Attach(ctx context.Context, id dsec.SandboxID, mode dsec.NetworkMode, netns *os.File) (Lease, error)
+	// Live lists the sandboxes that have a link.
+	Live(ctx context.Context) ([]dsec.SandboxID, error)
+	// Close lets go without disconnecting anybody.
+	Close() error
+}
+
+// ResolvConf is the content of /etc/resolv.conf.
+func (l Lease) ResolvConf() []byte {
+	var b []byte
+	for _, a := range l.DNS {
+		b = append(b, "nameserver "+a.String()+"\n"...)
+	}
+	if len(b) > 0 {
+		b = append(b, "options timeout:2 attempts:2\n"...)
+	}
+	return b
+}
+
+// Hosts is the content of /etc/hosts.
+func (l Lease) Hosts(hostname string) []byte {
+	b := []byte("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
+	addr := "127.0.1.1"
+	if l.Address.IsValid() {
+		addr = l.Address.String()
+	}
+	if hostname == "" || hostname == "localhost" {
+		return b
+	}
+	return append(b, addr+"\t"+hostname+"\n"...)
+}
