@@ -1,0 +1,42 @@
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Loop attaches a regular file to a free loop device, read-only, and returns
+// the open device; its Name is the device's path. The device lets go of the
+// file by itself when its last user, mounts included, is gone.
+func Loop(backing *os.File) (*os.File, error) {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer control.Close()
+	cfg := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
+	cfg.Info.Flags = unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR
+	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], backing.Name())
+	for tries := 0; ; tries++ {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return nil, os.NewSyscallError("find free loop device", err)
+		}
+		dev, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		err = retry(func() error { return unix.IoctlLoopConfigure(int(dev.Fd()), &cfg) })
+		if err == nil {
+			return dev, nil
+		}
+		dev.Close()
+		// Somebody else took it between the two calls.
+		if !errors.Is(err, unix.EBUSY) || tries >= 64 {
+			return nil, &os.PathError{Op: "attach " + backing.Name() + " to", Path: dev.Name(), Err: err}
+		}
+	}
+}

@@ -1,0 +1,49 @@
+package linux
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// OpenIn opens a path as if root were the root of the file system: absolute
+// links and ".." stay inside, magic links of proc are refused. Flags are
+// unix.O_*; O_CLOEXEC and O_NONBLOCK (so that a FIFO does not hang the caller)
+// are added.
+func OpenIn(root *os.File, path string, flags int) (*os.File, error) {
+	how := unix.OpenHow{
+		Flags:   uint64(flags) | unix.O_CLOEXEC | unix.O_NONBLOCK,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	}
+	if flags&unix.O_PATH != 0 {
+		how.Flags &^= unix.O_NONBLOCK // not valid together
+	}
+	if flags&(unix.O_CREAT|unix.O_TMPFILE) != 0 {
+		how.Mode = 0o644
+	}
+	return openat2(root, path, &how)
+}
+
+// OpenBeneath opens a path that may not leave dir nor cross a symbolic link.
+func OpenBeneath(dir *os.File, path string, flags int) (*os.File, error) {
+	how := unix.OpenHow{
+		Flags:   uint64(flags) | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	}
+	return openat2(dir, path, &how)
+}
+
+func openat2(dir *os.File, path string, how *unix.OpenHow) (*os.File, error) {
+	var fd int
+	for tries := 0; ; tries++ {
+		err := retry(func() (err error) {
+			fd, err = unix.Openat2(int(dir.Fd()), path, how)
+			return err
+		})
+		// A rename or mount during the walk gives EAGAIN; a few tries are what the manual advises.
+		if err == unix.EAGAIN && tries < 8 {
+			continue
+		}
+		return file(fd, err, "open", path)
+	}
+}
