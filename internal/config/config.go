@@ -1,0 +1,175 @@
+// Package config is the configuration of the daemons of one machine: all
+// defaults in one place, one YAML file over them, flags over that, and a check
+// without side effects. deploy/dsec.yaml is the commented sample; a test keeps
+// it equal to the defaults.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/opendsec/dsec"
+)
+
+// Config of `dsec up` and of the daemons it starts.
+type Config struct {
+	Data    string  `yaml:"data"` // everything that must survive a reboot
+	Run     string  `yaml:"run"`  // sockets; may be on tmpfs
+	Node    Node    `yaml:"node"`
+	Gateway Gateway `yaml:"gateway"`
+}
+
+// Node is the agent's part.
+type Node struct {
+	ID            string   `yaml:"id"`             // empty: made once and kept under data
+	MaxLive       int      `yaml:"max_live"`       // sandboxes at once
+	CPUOvercommit float64  `yaml:"cpu_overcommit"` // sum of limits ÷ cores
+	MemOvercommit float64  `yaml:"mem_overcommit"` // sum of limits ÷ memory
+	DiskPool      string   `yaml:"disk_pool"`      // size of the pool of writable layers: "64GiB", or "50%" of what is free
+	UIDBase       uint32   `yaml:"uid_base"`       // first host uid of sandboxes
+	UIDRanges     int      `yaml:"uid_ranges"`     // 65,536 ids each
+	MountRoots    []string `yaml:"mount_roots"`    // host directories that may be shown inside, read-only
+	Subnet        string   `yaml:"subnet"`         // addresses of sandboxes with network "open"
+	DenyNets      []string `yaml:"deny_nets"`      // never reachable from "open", besides what always is
+	Nameservers   []string `yaml:"nameservers"`    // resolv.conf of "open"; empty: the machine's
+	Mirror        string   `yaml:"mirror"`         // registry mirror asked first, "host[:port]"
+	KeepRecords   int      `yaml:"keep_records"`   // days
+	RecordBytes   string   `yaml:"record_bytes"`   // most bytes of records
+}
+
+// Gateway is the front door's part.
+type Gateway struct {
+	Listen      string `yaml:"listen"`        // TCP address; empty: unix socket only
+	TLSCert     string `yaml:"tls_cert"`      // needed when listen is not loopback
+	TLSKey      string `yaml:"tls_key"`       //
+	Group       string `yaml:"group"`         // members may use the unix socket as admins
+	UID         int    `yaml:"uid"`           // the gateway's own; no other process should have it
+	MaxLive     int    `yaml:"max_live"`      // per project; 0: no limit
+	NATS        string `yaml:"nats"`          // URL of an external cluster; empty: embedded
+	MaxInFlight int    `yaml:"max_in_flight"` // requests at once
+}
+
+// Default is every default there is.
+func Default() Config {
+	return Config{
+		Data: "/var/lib/dsec",
+		Run:  "/run/dsec",
+		Node: Node{MaxLive: 4000, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
+			Subnet: "100.96.0.0/14", KeepRecords: 30, RecordBytes: "1GiB"},
+		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192},
+	}
+}
+
+// maxFile bounds a configuration file.
+const maxFile = 1 << 20
+
+// Load reads a YAML file over the defaults. An unknown field is an error. A
+// missing file is one only if must is set.
+func Load(path string, must bool) (Config, error) {
+	c := Default()
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) && !must {
+		return c, nil
+	}
+	if err != nil {
+		return c, dsec.E(dsec.Invalid, "read configuration", path, err)
+	}
+	if len(text) > maxFile {
+		return c, dsec.Errorf(dsec.Invalid, "read configuration", path, "%d bytes, at most %d", len(text), maxFile)
+	}
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	d.KnownFields(true)
+	if err := d.Decode(&c); err != nil && !errors.Is(err, io.EOF) {
+		return c, dsec.E(dsec.Invalid, "read configuration", path, err)
+	}
+	return c, nil
+}
+
+// Validate reports the first value that cannot work. It touches nothing.
+func (c *Config) Validate() error {
+	bad := func(field, format string, args ...any) error {
+		return dsec.Errorf(dsec.Invalid, "check configuration", field, format, args...)
+	}
+	for name, path := range map[string]string{"data": c.Data, "run": c.Run} {
+		if !filepath.IsAbs(path) {
+			return bad(name, "%s is not absolute", dsec.Quote(path))
+		}
+	}
+	n := c.Node
+	if n.ID != "" {
+		if _, err := dsec.ParseNodeID(n.ID); err != nil {
+			return bad("node.id", "%w", err)
+		}
+	}
+	if n.MaxLive < 1 || n.UIDRanges < n.MaxLive {
+		return bad("node.uid_ranges", "%d ranges for %d sandboxes", n.UIDRanges, n.MaxLive)
+	}
+	if n.UIDBase < 1<<16 || uint64(n.UIDBase)+uint64(n.UIDRanges)<<16 > math.MaxUint32 {
+		return bad("node.uid_base", "%d ranges from %d leave the 32 bits of a uid, or touch the host's own", n.UIDRanges, n.UIDBase)
+	}
+	if n.CPUOvercommit <= 0 || n.MemOvercommit <= 0 {
+		return bad("node.cpu_overcommit, node.mem_overcommit", "%g and %g, want more than 0", n.CPUOvercommit, n.MemOvercommit)
+	}
+	if _, err := netip.ParsePrefix(n.Subnet); err != nil {
+		return bad("node.subnet", "%w", err)
+	}
+	for _, d := range n.DenyNets {
+		if _, err := netip.ParsePrefix(d); err != nil {
+			return bad("node.deny_nets", "%w", err)
+		}
+	}
+	if _, err := Bytes(n.DiskPool, 1); err != nil {
+		return bad("node.disk_pool", "%w", err)
+	}
+	if _, err := Bytes(n.RecordBytes, 1); err != nil {
+		return bad("node.record_bytes", "%w", err)
+	}
+	return c.Gateway.validate(bad)
+}
+
+func (g *Gateway) validate(bad func(string, string, ...any) error) error {
+	if g.UID < 1 {
+		return bad("gateway.uid", "%d: the gateway never runs as root", g.UID)
+	}
+	if g.Listen == "" {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(g.Listen)
+	if err != nil {
+		return bad("gateway.listen", "%w", err)
+	}
+	ip, err := netip.ParseAddr(host)
+	loopback := host == "localhost" || (err == nil && ip.IsLoopback())
+	if !loopback && (g.TLSCert == "" || g.TLSKey == "") {
+		return bad("gateway.listen", "%s is reachable from outside: tls_cert and tls_key are required", g.Listen)
+	}
+	return nil
+}
+
+// Bytes reads "64GiB", "512MiB", "4096" or "50%" (of the given whole).
+func Bytes(s string, whole int64) (int64, error) {
+	var n float64
+	var unit string
+	if _, err := fmt.Sscanf(s, "%g%s", &n, &unit); err != nil && unit != "" || n < 0 || n != n || math.IsInf(n, 0) {
+		return 0, fmt.Errorf("%s is no size", dsec.Quote(s))
+	}
+	if s == "" || strings.TrimLeft(s[:1], "0123456789.") != "" {
+		return 0, fmt.Errorf("%s is no size", dsec.Quote(s))
+	}
+	factor, ok := map[string]float64{"": 1, "%": float64(whole) / 100, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
+		"TiB": 1 << 40}[unit]
+	if !ok || n*factor > math.MaxInt64/2 {
+		return 0, fmt.Errorf("%s is no size: want a number with KiB, MiB, GiB, TiB or %%", dsec.Quote(s))
+	}
+	return int64(n * factor), nil
+}
