@@ -1,0 +1,200 @@
+package hold
+
+import (
+	"os"
+	"time"
+
+	"github.com/opendsec/dsec/process"
+)
+
+// Options of Ensure.
+type Options struct {
+	Socket  string        // path of the unix socket; its directory must exist and be ours
+	Command []string      // how to run dsec-hold if none runs; nil: the embedded binary
+	Cgroup  string        // directory of the v2 cgroup the hold lives in; made if missing; "" stays where we are
+	Tasks   []string      // v1 "tasks" files it joins
+	Log     string        // file its log is appended to; "" discards it
+	Forkers int           // single-threaded forkers under it; 0: one per core
+	Start   time.Duration // how long it may take to start; 0: 10 s
+}
+
+// Info is what a hold says about itself.
+type Info struct {
+	Protocol int       // version of the protocol
+	Version  string    // of the binary
+	PID      int       // in the pid namespace it runs in
+	Started  time.Time // of this hold
+	Adopted  bool      // it ran before this client came
+}
+
+// SpawnSpec describes the empty shell of a sandbox.
+type SpawnSpec struct {
+	ID      string // 1..64 of [A-Za-z0-9_.-]
+	UIDBase uint32 // first host uid; id 0 inside
+	GIDBase uint32
+	Count   uint32 // ids mapped, from 0 inside
+
+	// Cgroup is the directory of the sandbox's v2 cgroup, which exists. PID 1
+	// lives in it and each command in a child "exec-ID", made and removed here.
+	// RemoveSandbox leaves the directory itself to its maker.
+	Cgroup string
+	Tasks  []string // v1 "tasks" files of the sandbox's cgroups: PID 1 and every command join them
+
+	NetNS *os.File // network namespace to live in; nil: a new one
+
+	OOMScoreAdj int // of PID 1
+
+	Account Account // where hold reads what commands used
+}
+
+// Account names the files that are read at the start and the end of a command,
+// so that its result is right also if no agent is there. Empty ones are
+// skipped.
+type Account struct {
+	OOM      string // "oom_kill N" line: v1 memory.oom_control, v2 memory.events
+	Limit    string // memory.limit_in_bytes, memory.max
+	Peak     string // memory.max_usage_in_bytes, memory.peak
+	Throttle string // "throttled_time ns" or "throttled_usec": cpu.stat
+}
+
+// Shell is what Spawn made. The files are the caller's to close.
+type Shell struct {
+	UserNS *os.File
+	NetNS  *os.File
+	PID    int // of PID 1 in hold's pid namespace; for logs and the ledger only
+}
+
+// EnterSpec gives a shell its root. The mounts are made in this order: Root,
+// Dev, proc, sysfs (read-only), devpts, shm, mqueue, Mounts, Sysctls, Masks,
+// ReadOnly. A target inside the root is made if missing; for dev, proc and sys
+// it must not be a symbolic link. Files stay the caller's.
+type EnterSpec struct {
+	ID       string
+	Root     *os.File // detached mount
+	Dev      *os.File // detached mount of a host-made /dev with directories pts, shm, mqueue; nil: /dev stays the root's and gets nothing
+	Hostname string
+	ShmSize  int64 // bytes; 0: 64 MiB
+	Lo       bool  // bring lo up
+
+	Mounts   []Mount
+	Sysctls  []Sysctl
+	Masks    []string // files get /dev/null, directories an empty read-only tmpfs; missing ones are skipped
+	ReadOnly []string // remounted read-only with all below; missing ones are skipped
+}
+
+// Mount is one extra mount of a sandbox.
+type Mount struct {
+	Source *os.File // detached mount; nil: a tmpfs
+	Target string   // absolute inside; symbolic links are followed within the root
+	Size   int64    // tmpfs: bytes
+	Mode   uint32   // tmpfs: of its root; 0: 01777
+	RO     bool
+	Exec   bool // else noexec; nosuid and nodev always
+}
+
+// Sysctl is written below /proc/sys before masks are made.
+type Sysctl struct {
+	Path  string // "net/ipv4/ping_group_range"
+	Value string
+}
+
+// Caps are capability sets as bit masks. Effective is Permitted for uid 0 and
+// Ambient for others.
+type Caps struct {
+	Bounding    uint64
+	Permitted   uint64
+	Inheritable uint64
+	Ambient     uint64
+}
+
+// Rlimit is one resource limit.
+type Rlimit struct {
+	Resource int // RLIMIT_*
+	Cur, Max uint64
+}
+
+// ExecSpec describes a command. Spec is what the caller asked for: its ID,
+// Argv, Stdin, PTY, Timeout, Head, Tail and OnLimit are used as they are; the
+// other fields are what the runtime made of the rest.
+//
+// Starting an ID again with an equal Spec gives the running command, with
+// another one Conflict.
+type ExecSpec struct {
+	Sandbox string
+	Spec    process.Spec
+
+	Env    []string // complete, "K=V"; its PATH finds Argv[0]
+	Cwd    string   // "" is "/"
+	UID    uint32
+	GID    uint32
+	Groups []uint32
+
+	Caps        Caps
+	NoNewPrivs  bool
+	Seccomp     []byte // array of struct sock_filter; empty: none
+	Rlimits     []Rlimit
+	OOMScoreAdj int
+	Umask       uint32 // 0: 022
+
+	Tasks []string // instead of the sandbox's; nil: the sandbox's
+	Spool string   // existing directory; the spools are EXEC.out and EXEC.err in it, removed by Release
+}
+
+// FilesSpec asks for the file helper of a sandbox.
+type FilesSpec struct {
+	Sandbox string
+	UID     uint32
+	GID     uint32
+	Groups  []uint32
+	Caps    Caps   // what the user holds on files: CAP_DAC_OVERRIDE … for root
+	Cgroup  string // v2 cgroup directory it lives in, which exists; not the sandbox's
+	Tasks   []string
+}
+
+// ExecResult is how a command ended; see process.Result for the fields.
+type ExecResult = process.Result
+
+// ExecInfo is what hold knows of a command.
+type ExecInfo struct {
+	Sandbox string
+	Spec    process.Spec
+	PID     int // in hold's pid namespace
+	Started time.Time
+	Spool   string
+	Ended   bool
+	Acked   bool
+	Result  ExecResult // Status is Running until Ended
+}
+
+// SandboxInfo is what hold knows of a sandbox.
+type SandboxInfo struct {
+	ID      string
+	PID     int
+	Cgroup  string
+	Entered bool
+	Held    bool
+	Ended   bool // PID 1 is gone and with it every process
+	Asked   bool // KillSandbox was called before the end
+	Signal  int  // that ended PID 1
+	Acked   bool
+	Execs   []ExecInfo
+}
+
+// EventType names what hold reports.
+type EventType string
+
+// The events.
+const (
+	ExecExited    EventType = "exec_exited"
+	SandboxExited EventType = "sandbox_exited"
+)
+
+// Event is sent once to each client until it is acknowledged.
+type Event struct {
+	Type    EventType
+	Sandbox string
+	Exec    string     // ExecExited
+	Result  ExecResult // ExecExited
+	Signal  int        // SandboxExited: what ended PID 1
+	Asked   bool       // SandboxExited: by KillSandbox
+}
