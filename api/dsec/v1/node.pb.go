@@ -87,6 +87,7 @@ type NodeReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Error         *ErrorDetail           `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`
 	Body          []byte                 `protobuf:"bytes,2,opt,name=body,proto3" json:"body,omitempty"`
+	Oversize      bool                   `protobuf:"varint,3,opt,name=oversize,proto3" json:"oversize,omitempty"` // the answer needs the data connection: ask again there
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -133,6 +134,13 @@ func (x *NodeReply) GetBody() []byte {
 		return x.Body
 	}
 	return nil
+}
+
+func (x *NodeReply) GetOversize() bool {
+	if x != nil {
+		return x.Oversize
+	}
+	return false
 }
 
 // Registration is what a node writes into the nodes bucket when it starts.
@@ -642,10 +650,11 @@ const file_dsec_v1_node_proto_rawDesc = "" +
 	"\bNodeCall\x12\x18\n" +
 	"\aproject\x18\x01 \x01(\tR\aproject\x12\x1a\n" +
 	"\bdeadline\x18\x02 \x01(\x01R\bdeadline\x12\x12\n" +
-	"\x04body\x18\x03 \x01(\fR\x04body\"K\n" +
+	"\x04body\x18\x03 \x01(\fR\x04body\"g\n" +
 	"\tNodeReply\x12*\n" +
 	"\x05error\x18\x01 \x01(\v2\x14.dsec.v1.ErrorDetailR\x05error\x12\x12\n" +
-	"\x04body\x18\x02 \x01(\fR\x04body\"\xb8\x01\n" +
+	"\x04body\x18\x02 \x01(\fR\x04body\x12\x1a\n" +
+	"\boversize\x18\x03 \x01(\bR\boversize\"\xb8\x01\n" +
 	"\fRegistration\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x18\n" +
