@@ -144,3 +144,10 @@ func (c *FS) said() string {
 	}
 	return " (" + strings.Join(words, "; ") + ")"
 }
+
+// Discard ends a configuration; after Mount it does nothing.
+func (c *FS) Discard() {
+	if c.f != nil {
+		_ = c.f.Close()
+	}
+}

@@ -1,0 +1,386 @@
+package rootfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
+	"github.com/opendsec/dsec/layer"
+)
+
+// keptPrefix is where the Keeper has the layer mounts.
+const keptPrefix = "layer/"
+
+// Options of Open.
+type Options struct {
+	Keeper Keeper
+	Plan   Plan          // nil: the one this kernel supports, found by trying; Close ends it
+	Linger time.Duration // how long a layer without users stays mounted; 0: 1 minute
+	Log    *slog.Logger  // nil: the default one
+
+	forceLoop bool // mount layers as on kernels before 6.12
+}
+
+// Mounts are the layer mounts of a machine.
+type Mounts struct {
+	plan   Plan
+	keeper Keeper
+	opts   Options
+
+	stop chan struct{}
+	done chan struct{}
+
+	mu     sync.Mutex
+	mounts map[layer.Digest]*mounted
+	users  map[string][]*mounted // what each name uses
+}
+
+// mounted is one layer mount. Making it is single-flight: ready is closed when
+// file or err is set.
+type mounted struct {
+	ready chan struct{}
+	file  *os.File
+	err   error
+	users int       // under Mounts.mu
+	idle  time.Time // when users became 0
+}
+
+// Open finds what an earlier process left in the Keeper; mounts whose users
+// are not named again by Use are idle and go away after the linger time.
+func Open(ctx context.Context, o Options) (*Mounts, error) {
+	if o.Linger == 0 {
+		o.Linger = time.Minute
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	plan := o.Plan
+	if plan == nil {
+		var err error
+		if plan, err = choose(ctx, o.Keeper); err != nil {
+			return nil, err
+		}
+	}
+	m := &Mounts{plan: plan, keeper: o.Keeper, opts: o, stop: make(chan struct{}), done: make(chan struct{}),
+		mounts: map[layer.Digest]*mounted{}, users: map[string][]*mounted{}}
+	if err := m.adopt(ctx); err != nil {
+		return nil, errors.Join(err, plan.Close())
+	}
+	go m.sweep()
+	return m, nil
+}
+
+// adopt takes over the layer mounts that are still good: a mount that this
+// process can no longer clone, as after a change of mount namespace, is dropped.
+func (m *Mounts) adopt(ctx context.Context) error {
+	names, err := m.keeper.Names(ctx, keptPrefix)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		f, err := m.keeper.Get(ctx, name)
+		if err != nil {
+			return err
+		}
+		c, err := m.plan.Clone(f, nil)
+		if err != nil {
+			m.opts.Log.Warn("layer mount of an earlier process is not usable", "mount", name, "err", err)
+			f.Close()
+			if err := errors.Join(m.plan.Retire(name), m.keeper.Drop(ctx, name)); err != nil {
+				return dsec.E(dsec.Internal, "drop layer mount", name, err)
+			}
+			continue
+		}
+		c.Close()
+		e := &mounted{ready: make(chan struct{}), file: f, idle: time.Now()}
+		close(e.ready)
+		m.mounts[layer.Digest(strings.TrimPrefix(name, keptPrefix))] = e
+	}
+	return nil
+}
+
+// Plan says how mounts are kept.
+func (m *Mounts) Plan() Plan { return m.plan }
+
+// Use mounts what is not mounted yet and counts user as a user of each layer.
+// A user that is known already has what it had before.
+func (m *Mounts) Use(ctx context.Context, user string, layers []layer.Local) error {
+	m.mu.Lock()
+	if _, known := m.users[user]; known {
+		m.mu.Unlock()
+		return nil
+	}
+	entries := make([]*mounted, len(layers))
+	for i, l := range layers {
+		e := m.mounts[l.Digest]
+		if e == nil {
+			e = &mounted{ready: make(chan struct{})}
+			m.mounts[l.Digest] = e
+			go m.mount(context.WithoutCancel(ctx), e, l)
+		}
+		e.users++
+		entries[i] = e
+	}
+	m.users[user] = entries
+	m.mu.Unlock()
+	for _, e := range entries {
+		select {
+		case <-e.ready:
+		case <-ctx.Done():
+			m.Unuse(user)
+			return dsec.E(dsec.ClassOf(ctx.Err()), "mount layers for", user, ctx.Err())
+		}
+		if e.err != nil {
+			m.Unuse(user)
+			return e.err
+		}
+	}
+	return nil
+}
+
+// mount fills e; the mount exists before it can be seen in the Keeper.
+func (m *Mounts) mount(ctx context.Context, e *mounted, l layer.Local) {
+	defer close(e.ready)
+	name := keptPrefix + string(l.Digest)
+	f, err := mountErofs(l, m.opts.forceLoop)
+	if err == nil {
+		if err = m.plan.Admit(name, f); err == nil {
+			if err = m.keeper.Put(ctx, name, f); err != nil {
+				err = errors.Join(err, m.plan.Retire(name))
+			}
+		}
+	}
+	if err == nil {
+		e.file = f
+		return
+	}
+	if f != nil {
+		f.Close()
+	}
+	e.err = dsec.E(classOfMount(err), "mount layer", string(l.Digest), err)
+	m.mu.Lock()
+	if m.mounts[l.Digest] == e {
+		delete(m.mounts, l.Digest)
+	}
+	m.mu.Unlock()
+}
+
+func classOfMount(err error) dsec.Class {
+	switch {
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EOPNOTSUPP):
+		return dsec.Corrupt
+	case errors.Is(err, os.ErrNotExist):
+		return dsec.NotFound
+	}
+	return dsec.Internal
+}
+
+// Unuse ends the use of all layers by user. Unknown users are no error.
+func (m *Mounts) Unuse(user string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range m.users[user] {
+		if e.users--; e.users == 0 {
+			e.idle = time.Now()
+		}
+	}
+	delete(m.users, user)
+}
+
+// Users counts those of a layer; mounted says whether it is mounted.
+func (m *Mounts) Users(d layer.Digest) (users int, isMounted bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.mounts[d]
+	if e == nil {
+		return 0, false
+	}
+	return e.users, true
+}
+
+// Stack returns a detached mount of a writable root.
+func (m *Mounts) Stack(r Root) (*os.File, error) {
+	o := Overlay{UserNS: r.UserNS, Dir: r.Dir, Lowers: make([]*os.File, len(r.Layers))}
+	m.mu.Lock()
+	for i, d := range r.Layers {
+		e := m.mounts[d]
+		if e == nil || e.users == 0 || e.file == nil {
+			m.mu.Unlock()
+			return nil, dsec.Errorf(dsec.Internal, "stack root on layer", string(d), "not in use")
+		}
+		o.Lowers[i] = e.file
+	}
+	m.mu.Unlock()
+	f, err := m.plan.Overlay(o)
+	if err != nil {
+		return nil, diskError("stack root in", r.Dir.Name(), err)
+	}
+	return f, nil
+}
+
+// Shared returns the admitted mount of that name, made by make if the Keeper
+// has none; for mounts that all sandboxes clone, as /dev.
+func (m *Mounts) Shared(ctx context.Context, name string, make func() (*os.File, error)) (*os.File, error) {
+	f, err := m.keeper.Get(ctx, name)
+	if err == nil {
+		c, err := m.plan.Clone(f, nil)
+		if err == nil {
+			c.Close()
+			return f, nil
+		}
+		f.Close()
+		if err := m.plan.Retire(name); err != nil {
+			return nil, dsec.E(dsec.Internal, "retire mount", name, err)
+		}
+	} else if !errors.Is(err, dsec.NotFound.Err()) {
+		return nil, err
+	}
+	if f, err = make(); err != nil {
+		return nil, dsec.E(dsec.Internal, "make mount", name, err)
+	}
+	if err = m.plan.Admit(name, f); err == nil {
+		err = m.keeper.Put(ctx, name, f)
+	}
+	if err != nil {
+		f.Close()
+		return nil, dsec.E(dsec.Internal, "keep mount", name, err)
+	}
+	return f, nil
+}
+
+// Keeper returns a Keeper for others whose mounts shall be usable as Root.Dir:
+// what is put there is admitted first.
+func (m *Mounts) Keeper() Keeper { return admitting{m.keeper, m.plan} }
+
+type admitting struct {
+	Keeper
+	plan Plan
+}
+
+func (a admitting) Put(ctx context.Context, name string, f *os.File) error {
+	if err := a.plan.Admit(name, f); err != nil {
+		return dsec.E(dsec.Internal, "admit mount", name, err)
+	}
+	return a.Keeper.Put(ctx, name, f)
+}
+
+func (a admitting) Drop(ctx context.Context, name string) error {
+	if err := a.plan.Retire(name); err != nil {
+		return dsec.E(dsec.Internal, "retire mount", name, err)
+	}
+	return a.Keeper.Drop(ctx, name)
+}
+
+// Evict unmounts every layer that nobody has used for the given time.
+func (m *Mounts) Evict(ctx context.Context, unused time.Duration) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	for d, e := range m.mounts {
+		select {
+		case <-e.ready:
+		default:
+			continue
+		}
+		if e.users > 0 || time.Since(e.idle) < unused || e.file == nil {
+			continue
+		}
+		// Under the lock, so that a Use of the same layer finds it either whole or gone.
+		name := keptPrefix + string(d)
+		e.file.Close()
+		delete(m.mounts, d)
+		if err := errors.Join(m.plan.Retire(name), m.keeper.Drop(ctx, name)); err != nil {
+			errs = append(errs, fmt.Errorf("unmount layer %s: %w", d, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweep evicts until Close.
+func (m *Mounts) sweep() {
+	defer close(m.done)
+	tick := time.NewTicker(max(m.opts.Linger/2, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.stop:
+			return
+		case <-tick.C:
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			if err := m.Evict(ctx, m.opts.Linger); err != nil {
+				m.opts.Log.Warn("evict unused layers", "err", err)
+			}
+			cancel()
+		}
+	}
+}
+
+// Close lets go of everything and unmounts nothing.
+func (m *Mounts) Close() error {
+	close(m.stop)
+	<-m.done
+	m.mu.Lock()
+	entries := slices.Collect(maps.Values(m.mounts))
+	m.mu.Unlock()
+	for _, e := range entries {
+		<-e.ready
+		if e.file != nil {
+			e.file.Close()
+		}
+	}
+	return m.plan.Close()
+}
+
+// choose tries the newer plan on a small tmpfs and takes the older one if the
+// kernel refuses.
+func choose(ctx context.Context, k Keeper) (Plan, error) {
+	if err := tryDetached(); err != nil {
+		return Attached(ctx, k)
+	}
+	return Detached(), nil
+}
+
+// tryDetached reports why the detached plan does not work here, nil if it does.
+func tryDetached() error {
+	m, err := linux.NewFS("tmpfs").String("mode", "0700").Mount(unix.MOUNT_ATTR_NODEV)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	for _, d := range []string{"lower", upperName, workName} {
+		if err := unix.Mkdirat(int(m.Fd()), d, 0o700); err != nil {
+			return os.NewSyscallError("mkdir", err)
+		}
+	}
+	fs := linux.NewFS("overlay")
+	defer fs.Discard()
+	for _, d := range []struct{ key, name string }{{"lowerdir+", "lower"}, {"upperdir", upperName}, {"workdir", workName}} {
+		f, err := linux.OpenBeneath(m, d.name, unix.O_PATH|unix.O_DIRECTORY)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		fs.FD(d.key, f)
+	}
+	o, err := fs.Mount(unix.MOUNT_ATTR_NODEV)
+	if err != nil {
+		return err
+	}
+	o.Close()
+	c, err := linux.Clone(m, false)
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
