@@ -1,0 +1,405 @@
+package diskpool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// btrfsPool is one btrfs in a sparse file; an entry is a subvolume of its
+// root directory, and the quota group that the kernel makes with it is its
+// limit.
+type btrfsPool struct {
+	base
+	root   *os.File // root directory of the detached mount
+	mount  *os.File // keeps it mounted
+	groups string   // directory of the quota groups in /sys
+	simple bool     // simple quotas: no walk of back references at commit
+
+	sweeping chan uint64 // quota groups whose subvolume was deleted
+	done     chan struct{}
+	closing  sync.Once
+	stop     chan struct{}
+
+	mu      sync.Mutex
+	pending int           // deleted, blocks not back yet
+	swept   chan struct{} // closed and made anew when some are
+}
+
+const poolFile = "pool.btrfs"
+
+// minPool is the least that mkfs.btrfs takes with its usual layout.
+const minPool = 128 << 20
+
+func openBtrfs(ctx context.Context, o Options) (Pool, error) {
+	const op = "open disk pool"
+	file := filepath.Join(o.Dir, poolFile)
+	mount, err := o.Keeper.Get(ctx, keeperName)
+	if errors.Is(err, dsec.NotFound.Err()) {
+		mount, err = mountPool(ctx, o, file)
+		if err == nil {
+			if err = o.Keeper.Put(ctx, keeperName, mount); err != nil {
+				_ = mount.Close()
+			}
+		}
+	}
+	if err != nil {
+		return nil, wrap(op, file, err)
+	}
+	p := &btrfsPool{base: base{o: o}, mount: mount, sweeping: make(chan uint64, 1024), done: make(chan struct{}),
+		stop: make(chan struct{}), swept: make(chan struct{})}
+	if err := p.begin(); err != nil {
+		_ = mount.Close()
+		if p.root != nil {
+			_ = p.root.Close()
+		}
+		return nil, wrap(op, file, err)
+	}
+	go p.sweep()
+	return p, nil
+}
+
+// mountPool makes the file system if there is none and mounts it.
+func mountPool(ctx context.Context, o Options, file string) (*os.File, error) {
+	if err := makePoolFile(ctx, o, file); err != nil {
+		return nil, err
+	}
+	dev, err := attachLoop(file)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dev.Close() }()
+	if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
+		return nil, &os.PathError{Op: "set capacity of", Path: dev.Name(), Err: err}
+	}
+	return mountDetached("btrfs", dev.Name(), "discard=async")
+}
+
+func makePoolFile(ctx context.Context, o Options, file string) error {
+	_, free, err := statfs(o.Dir)
+	if err != nil {
+		return err
+	}
+	size := o.Size
+	if size == 0 {
+		size = free / 10 * 9
+	}
+	size &^= 4095
+	if st, err := os.Stat(file); err == nil {
+		if o.Size != 0 && st.Size() < size {
+			return os.Truncate(file, size)
+		}
+		return nil
+	}
+	if size < minPool {
+		return dsec.Errorf(dsec.Unsupported, "make disk pool", file, "%d MiB for the pool file, a btrfs needs %d", size>>20, minPool>>20)
+	}
+	mkfs, err := exec.LookPath("mkfs.btrfs")
+	if err != nil {
+		return dsec.Errorf(dsec.Unsupported, "make disk pool", file, "mkfs.btrfs is not installed (package btrfs-progs)")
+	}
+	// The file gets its name when it is complete: a killed mkfs leaves no pool.
+	part := file + ".part"
+	defer func() { _ = os.Remove(part) }()
+	f, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(f.Truncate(size), f.Close())
+	if err != nil {
+		return err
+	}
+	// One copy of metadata: the file lies on one disk, and what is in it is disposable.
+	if out, err := exec.CommandContext(ctx, mkfs, "-q", "-K", "-m", "single", "-d", "single", part).CombinedOutput(); err != nil {
+		return fmt.Errorf("mkfs.btrfs: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return os.Rename(part, file)
+}
+
+// begin turns on quotas and sweeps what another process left.
+func (p *btrfsPool) begin() error {
+	var err error
+	if p.root, err = rootOf(p.mount); err != nil {
+		return err
+	}
+	id, err := filesystemID(p.root)
+	if err != nil {
+		return err
+	}
+	p.groups = "/sys/fs/btrfs/" + id + "/qgroups"
+	if _, err := os.Stat(p.groups); err != nil {
+		err := setQuota(p.root, quotaEnableSimple)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTTY) {
+			err = setQuota(p.root, quotaEnable)
+		}
+		if err != nil {
+			return dsec.Errorf(dsec.Unsupported, "enable quotas of", p.root.Name(), "%w", err)
+		}
+	}
+	mode, err := os.ReadFile(p.groups + "/mode") // Linux 6.7
+	p.simple = err == nil && strings.TrimSpace(string(mode)) == "squota"
+	if err := growToDevice(p.root); err != nil {
+		return err
+	}
+	return p.sweepStale()
+}
+
+// sweepStale forgets quota groups without a subvolume.
+func (p *btrfsPool) sweepStale() error {
+	names, err := readNames(p.root)
+	if err != nil {
+		return err
+	}
+	live := map[uint64]bool{}
+	for _, n := range names {
+		if d, err := openDirAt(p.root, n); err == nil {
+			if id, err := subvolumeID(d); err == nil {
+				live[id] = true
+			}
+			_ = d.Close()
+		}
+	}
+	entries, err := os.ReadDir(p.groups)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		id, err := strconv.ParseUint(strings.TrimPrefix(e.Name(), "0_"), 10, 64)
+		if err == nil && strings.HasPrefix(e.Name(), "0_") && id >= rootObject && !live[id] {
+			p.queue(id)
+		}
+	}
+	return nil
+}
+
+// queue asks the sweeper to forget a quota group; when it is too busy, the
+// next Open finds it.
+func (p *btrfsPool) queue(id uint64) {
+	select {
+	case p.sweeping <- id:
+		p.mu.Lock()
+		p.pending++
+		p.mu.Unlock()
+	default:
+	}
+}
+
+// sweep forgets quota groups when the kernel has dropped their subvolumes. The
+// kernel does that after a commit, so it asks for one, which does not write
+// anybody's data.
+func (p *btrfsPool) sweep() {
+	defer close(p.done)
+	var waiting []uint64
+	const rare, often = time.Hour, 200 * time.Millisecond
+	timer := time.NewTimer(rare)
+	defer timer.Stop()
+	for {
+		select {
+		case id := <-p.sweeping:
+			if waiting = append(waiting, id); len(waiting) == 1 {
+				timer.Reset(often)
+			}
+			continue
+		case <-p.stop:
+			return
+		case <-timer.C:
+		}
+		var left []uint64
+		for _, id := range waiting {
+			if err := destroyGroup(p.root, id); errors.Is(err, unix.EBUSY) {
+				left = append(left, id)
+			}
+		}
+		p.finished(len(waiting) - len(left))
+		if waiting = left; len(waiting) > 0 {
+			_ = startCommit(p.root) // the kernel's own one comes later
+			timer.Reset(often)
+		}
+	}
+}
+
+func (p *btrfsPool) finished(n int) {
+	if n == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pending -= n
+	close(p.swept)
+	p.swept = make(chan struct{})
+}
+
+// makeSubvolume waits for deletions under way before it says the pool is full.
+func (p *btrfsPool) makeSubvolume(ctx context.Context, name string) error {
+	for {
+		p.mu.Lock()
+		pending, swept := p.pending, p.swept
+		p.mu.Unlock()
+		err := createSubvolume(p.root, name)
+		if !isFull(err) || pending == 0 {
+			return err
+		}
+		select {
+		case <-swept:
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+func (p *btrfsPool) Mechanism() string {
+	if p.simple {
+		return "btrfs pool file, simple quotas"
+	}
+	return "btrfs pool file, quota groups"
+}
+
+func (p *btrfsPool) Create(ctx context.Context, name string, limit int64, owner Owner) (*os.File, error) {
+	const op = "create disk"
+	if err := p.admit(op, name, limit); err != nil {
+		return nil, err
+	}
+	if err := p.makeSubvolume(ctx, name); err != nil {
+		return nil, wrap(op, name, err)
+	}
+	dir, err := p.prepare(name, limit, owner)
+	if err != nil {
+		return nil, wrap(op, name, errors.Join(err, deleteSubvolume(p.root, name)))
+	}
+	return dir, nil
+}
+
+func (p *btrfsPool) prepare(name string, limit int64, owner Owner) (*os.File, error) {
+	dir, err := openDirAt(p.root, name)
+	if err != nil {
+		return nil, err
+	}
+	id, err := subvolumeID(dir)
+	if err == nil {
+		err = limitGroup(p.root, id, limit)
+	}
+	if err == nil {
+		err = errors.Join(dir.Chmod(0o700), dir.Chown(owner.UID, owner.GID))
+	}
+	if err != nil {
+		_ = dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+func (p *btrfsPool) Open(_ context.Context, name string) (*os.File, error) {
+	const op = "open disk"
+	if err := checkName(op, name); err != nil {
+		return nil, err
+	}
+	dir, err := openDirAt(p.root, name)
+	return dir, wrap(op, name, err)
+}
+
+func (p *btrfsPool) id(name string) (uint64, error) {
+	dir, err := openDirAt(p.root, name)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = dir.Close() }()
+	return subvolumeID(dir)
+}
+
+func (p *btrfsPool) Usage(_ context.Context, name string) (Usage, error) {
+	const op = "look at disk"
+	if err := checkName(op, name); err != nil {
+		return Usage{}, err
+	}
+	id, err := p.id(name)
+	if err != nil {
+		return Usage{}, wrap(op, name, err)
+	}
+	group := p.groups + "/0_" + strconv.FormatUint(id, 10) + "/"
+	var u Usage
+	// What is written but not yet on disk is reserved, not referenced.
+	for _, f := range []struct {
+		file string
+		into *int64
+	}{{"referenced", &u.Used}, {"rsv_data", &u.Used}, {"max_referenced", &u.Limit}} {
+		text, err := os.ReadFile(group + f.file)
+		if err != nil {
+			return Usage{}, wrap(op, name, err)
+		}
+		n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		if err != nil {
+			return Usage{}, wrap(op, name, err)
+		}
+		*f.into += n
+	}
+	return u, nil
+}
+
+func (p *btrfsPool) Resize(_ context.Context, name string, limit int64) error {
+	const op = "resize disk"
+	if err := p.admit(op, name, limit); err != nil {
+		return err
+	}
+	id, err := p.id(name)
+	if err == nil {
+		err = limitGroup(p.root, id, limit)
+	}
+	return wrap(op, name, err)
+}
+
+func (p *btrfsPool) Remove(_ context.Context, name string) error {
+	const op = "remove disk"
+	if err := checkName(op, name); err != nil {
+		return err
+	}
+	id, err := p.id(name)
+	if err == nil {
+		if err = deleteSubvolume(p.root, name); err == nil {
+			p.queue(id)
+		}
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return wrap(op, name, err)
+}
+
+func (p *btrfsPool) List(context.Context) ([]string, error) {
+	names, err := readNames(p.root)
+	return names, wrap("list disks", p.o.Dir, err)
+}
+
+func (p *btrfsPool) Space(context.Context) (Space, error) {
+	size, free, err := fstatfs(p.root)
+	if err != nil {
+		return Space{}, wrap("look at disk pool", p.o.Dir, err)
+	}
+	_, below, err := statfs(p.o.Dir)
+	return Space{Size: size, Free: min(free, below)}, wrap("look at disk pool", p.o.Dir, err)
+}
+
+func (p *btrfsPool) Close() error {
+	p.closing.Do(func() {
+		close(p.stop)
+		<-p.done
+		_ = p.root.Close()
+		_ = p.mount.Close()
+		if k, ok := p.o.Keeper.(*ownKeeper); ok {
+			_ = k.Close()
+		}
+	})
+	return nil
+}
