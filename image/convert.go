@@ -1,0 +1,154 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image/erofs"
+)
+
+// Owner replaces the owner of everything in a layer.
+type Owner struct {
+	UID uint32 `json:"uid"`
+	GID uint32 `json:"gid"`
+}
+
+// Options say what to make of a source. The zero value of a limit is its default.
+type Options struct {
+	At    string `json:"at,omitempty"`    // directory in the layer under which everything goes
+	Owner *Owner `json:"owner,omitempty"` // nil: as in the source
+	// KeepWhiteouts makes a layer that stands on others: whiteouts become
+	// what overlayfs understands instead of being applied.
+	KeepWhiteouts bool `json:"keep_whiteouts,omitempty"`
+	UserXattr     bool `json:"user_xattr,omitempty"` // opaque directories for mounts with userxattr
+
+	MaxBytes   int64 `json:"max_bytes,omitempty"`   // of contents; default 256 GiB
+	MaxEntries int64 `json:"max_entries,omitempty"` // default 8 Mi
+	MaxRatio   int64 `json:"max_ratio,omitempty"`   // decompressed to compressed, beyond the first 64 MiB; default 200
+
+	Platform string   `json:"platform,omitempty"` // "linux/arm64"; default that of this program
+	Mirrors  []string `json:"mirrors,omitempty"`  // registries asked before the one named, in order
+	Insecure bool     `json:"insecure,omitempty"` // plain HTTP to registries
+
+	// Progress is called now and then with what has been read so far.
+	Progress func(Progress) `json:"-"`
+}
+
+// Progress of a conversion.
+type Progress struct {
+	Bytes   int64 `json:"bytes"` // contents written
+	Entries int64 `json:"entries"`
+}
+
+// Target is where a conversion writes. Both files must be empty, and are
+// neither synced nor closed.
+type Target struct {
+	Meta *os.File
+	Data *os.File
+}
+
+// Result describes what was written.
+type Result struct {
+	MetaSize int64   `json:"meta_size"`
+	DataSize int64   `json:"data_size"` // a multiple of erofs.BlockSize
+	Entries  int64   `json:"entries"`   // inodes
+	Config   *Config `json:"config,omitempty"`
+}
+
+// Convert makes one layer of a source: everything the source holds, its own
+// layers applied in order. A source that is not what it claims to be is
+// Invalid or Corrupt; a full disk is NoSpace. On error the files hold nothing
+// of value.
+func Convert(ctx context.Context, source string, dst Target, opts Options) (Result, error) {
+	const op = "convert image"
+	if err := opts.fill(); err != nil {
+		return Result{}, dsec.E(dsec.Invalid, op, source, err)
+	}
+	src, err := open(ctx, source, opts)
+	if err != nil {
+		return Result{}, classify(op, source, err)
+	}
+	defer src.close()
+	res, err := convert(ctx, src, dst, opts)
+	if err != nil {
+		return Result{}, classify(op, source, err)
+	}
+	return res, nil
+}
+
+func convert(ctx context.Context, src *opened, dst Target, opts Options) (Result, error) {
+	data := erofs.NewData(dst.Data)
+	m := newMerger(data, opts)
+	for _, l := range src.layers {
+		if err := m.layer(ctx, l); err != nil {
+			return Result{}, err
+		}
+	}
+	if err := m.finish(); err != nil {
+		return Result{}, err
+	}
+	blocks, err := erofs.Compact(dst.Data, m.root)
+	if err != nil {
+		return Result{}, err
+	}
+	stats, err := erofs.Write(dst.Meta, m.root, blocks)
+	if err != nil {
+		return Result{}, err
+	}
+	return Result{MetaSize: stats.MetaSize, DataSize: int64(blocks) * erofs.BlockSize, Entries: stats.Inodes, Config: src.config}, nil
+}
+
+func (o *Options) fill() error {
+	at, err := cleanName(o.At)
+	if err != nil {
+		return err
+	}
+	if strings.HasPrefix(path.Base(at), whiteoutPrefix) {
+		return errors.New("at: a reserved name")
+	}
+	o.At = at
+	for _, l := range []struct {
+		v   *int64
+		def int64
+	}{{&o.MaxBytes, 256 << 30}, {&o.MaxEntries, 8 << 20}, {&o.MaxRatio, 200}} {
+		if *l.v <= 0 {
+			*l.v = l.def
+		}
+	}
+	return nil
+}
+
+func (o *Options) report(bytes, entries int64) {
+	if o.Progress != nil {
+		o.Progress(Progress{Bytes: bytes, Entries: entries})
+	}
+}
+
+// classify gives an error its class, unless it has one.
+func classify(op, object string, err error) error {
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
+		return dsec.E(e.Class, op, object, err)
+	}
+	class := dsec.Invalid // the source is not what it should be
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		class = dsec.NoSpace
+	case errors.Is(err, fs.ErrNotExist):
+		class = dsec.NotFound
+	case errors.Is(err, fs.ErrPermission):
+		class = dsec.PermissionDenied
+	case errors.Is(err, context.Canceled):
+		class = dsec.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		class = dsec.Timeout
+	case errors.Is(err, syscall.EIO):
+		class = dsec.Internal
+	}
+	return dsec.E(class, op, object, err)
+}

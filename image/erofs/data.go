@@ -1,0 +1,177 @@
+package erofs
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"slices"
+)
+
+// Data appends file contents to a data file, block by block, and leaves out
+// what is zero over a whole hole unit.
+type Data struct {
+	w   File
+	pos int64 // bytes, a multiple of BlockSize between files
+	buf []byte
+}
+
+// NewData returns a Data that writes to w from block 0.
+func NewData(w File) *Data {
+	return &Data{w: w, buf: make([]byte, 1<<holeBits)}
+}
+
+// Blocks is the number of blocks written.
+func (d *Data) Blocks() uint64 { return uint64(d.pos) / BlockSize }
+
+// Rewind forgets everything from block n on.
+func (d *Data) Rewind(n uint64) error {
+	d.pos = int64(n) * BlockSize
+	return d.w.Truncate(d.pos)
+}
+
+var zeros [1 << holeBits]byte
+
+// holeUnit is the granularity in which holes of a file are kept: it bounds the
+// number of chunk indexes whatever size the file claims.
+func holeUnit(size int64) int64 {
+	unit := int64(1) << holeBits
+	for size/unit >= maxIndexes {
+		unit <<= 1
+	}
+	return unit
+}
+
+// Append copies exactly size bytes from r and returns where they are.
+func (d *Data) Append(r io.Reader, size int64) ([]Run, error) {
+	var runs []Run
+	unit := holeUnit(size)
+	for off := int64(0); off < size; off += unit {
+		n := min(unit, size-off)
+		block := d.Blocks()
+		wrote, err := d.unit(r, n)
+		if err != nil {
+			return nil, err
+		}
+		if !wrote {
+			continue
+		}
+		if d.Blocks() > maxBlocks {
+			return nil, errors.New("data: more than 16 TiB")
+		}
+		count := uint32(d.Blocks() - block)
+		if last := len(runs) - 1; last >= 0 && runs[last].Off+int64(runs[last].Count)*BlockSize == off {
+			runs[last].Count += count
+			continue
+		}
+		runs = append(runs, Run{Off: off, Block: uint32(block), Count: count})
+	}
+	return runs, nil
+}
+
+// unit copies n bytes and pads them to a block, or writes nothing if all are
+// zero.
+func (d *Data) unit(r io.Reader, n int64) (wrote bool, err error) {
+	var held int64 // zero bytes read and not yet written
+	for left := n; left > 0; {
+		b := d.buf[:min(left, int64(len(d.buf)))]
+		if _, err := io.ReadFull(r, b); err != nil {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return false, err
+		}
+		left -= int64(len(b))
+		if !wrote && bytes.Equal(b, zeros[:len(b)]) {
+			held += int64(len(b))
+			continue
+		}
+		d.pos += held // a hole of the data file itself
+		held = 0
+		wrote = true
+		if pad := roundUp(len(b), BlockSize); pad > len(b) {
+			clear(d.buf[len(b):pad])
+			b = d.buf[:pad]
+		}
+		if _, err := d.w.WriteAt(b, d.pos); err != nil {
+			return false, err
+		}
+		d.pos += int64(len(b))
+	}
+	return wrote, nil
+}
+
+// Compact moves what the tree refers to in the data file together, in its
+// order, and gives back the blocks it then takes. Contents that no inode has
+// any more (a file replaced by a later layer) are gone from the file.
+func Compact(f File, root *Inode) (blocks uint64, err error) {
+	var runs []*Run
+	seen := map[*Inode]bool{}
+	walkErr := root.Walk(func(_ string, n *Inode) error {
+		if len(n.Runs) > 0 && !seen[n] {
+			seen[n] = true
+			for i := range n.Runs {
+				runs = append(runs, &n.Runs[i])
+			}
+		}
+		return nil
+	})
+	if walkErr != nil {
+		return 0, walkErr
+	}
+	slices.SortFunc(runs, func(a, b *Run) int { return cmp.Compare(a.Block, b.Block) })
+	buf := make([]byte, 1<<20)
+	for _, r := range runs {
+		if uint64(r.Block) != blocks {
+			// Downwards only, so a block is read before it is overwritten.
+			if err := move(f, int64(blocks)*BlockSize, *r, buf); err != nil {
+				return 0, err
+			}
+			r.Block = uint32(blocks)
+		}
+		blocks += uint64(r.Count)
+	}
+	return blocks, f.Truncate(int64(blocks) * BlockSize)
+}
+
+// File is what is needed of the data file.
+type File interface {
+	io.ReaderAt
+	io.WriterAt
+	Truncate(size int64) error
+}
+
+func move(f File, to int64, r Run, buf []byte) error {
+	from, left := int64(r.Block)*BlockSize, int64(r.Count)*BlockSize
+	for left > 0 {
+		b := buf[:min(left, int64(len(buf)))]
+		if _, err := f.ReadAt(b, from); err != nil {
+			return fmt.Errorf("move block %d: %w", r.Block, err)
+		}
+		if _, err := f.WriteAt(b, to); err != nil {
+			return err
+		}
+		n := int64(len(b))
+		from, to, left = from+n, to+n, left-n
+	}
+	return nil
+}
+
+// chunks returns the exponent of the chunk size and the number of chunks of a
+// file: one chunk if it has no hole, else chunks as large as the holes allow.
+func chunks(size int64, runs []Run) (shift uint, count int64) {
+	shift = uint(max(BlockBits, bits.Len64(uint64(size-1))))
+	edge := func(off int64) {
+		if off != 0 && off < size {
+			shift = min(shift, uint(bits.TrailingZeros64(uint64(off))))
+		}
+	}
+	for _, r := range runs {
+		edge(r.Off)
+		edge(r.Off + int64(r.Count)*BlockSize)
+	}
+	shift = min(shift, chunkBits)
+	return shift, (size + 1<<shift - 1) >> shift
+}

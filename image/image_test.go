@@ -1,0 +1,167 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// member is one member of a test tar: a header and, for files, its content.
+type member struct {
+	tar.Header
+	body string
+}
+
+func dir(name string) member {
+	return member{Header: tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}}
+}
+
+func file(name, body string) member {
+	return member{Header: tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body))}, body: body}
+}
+
+func hardLink(name, to string) member {
+	return member{Header: tar.Header{Name: name, Typeflag: tar.TypeLink, Linkname: to}}
+}
+
+func symlink(name, to string) member {
+	return member{Header: tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: to}}
+}
+
+func node(name string, kind byte, major, minor int64) member {
+	return member{Header: tar.Header{Name: name, Typeflag: kind, Mode: 0o600, Devmajor: major, Devminor: minor}}
+}
+
+func xattr(m member, name, value string) member {
+	m.Format = tar.FormatPAX
+	if m.PAXRecords == nil {
+		m.PAXRecords = map[string]string{}
+	}
+	m.PAXRecords[paxXattr+name] = value
+	return m
+}
+
+func makeTar(t testing.TB, members ...member) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, m := range members {
+		h := m.Header
+		if h.ModTime.IsZero() {
+			h.ModTime = time.Unix(1700000000, 0)
+		}
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatalf("%s: %v", h.Name, err)
+		}
+		if _, err := w.Write([]byte(m.body)); err != nil {
+			t.Fatalf("%s: %v", h.Name, err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func writeFile(t testing.TB, b []byte) string {
+	t.Helper()
+	p := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(p, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// converted is a layer on disk.
+type converted struct {
+	Result
+	meta, data string
+}
+
+func tryConvert(t testing.TB, source string, opts Options) (converted, error) {
+	t.Helper()
+	d := t.TempDir()
+	meta, err := os.Create(filepath.Join(d, "meta"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer meta.Close()
+	data, err := os.Create(filepath.Join(d, "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	res, err := Convert(context.Background(), source, Target{Meta: meta, Data: data}, opts)
+	return converted{res, meta.Name(), data.Name()}, err
+}
+
+func mustConvert(t testing.TB, source string, opts Options) converted {
+	t.Helper()
+	c, err := tryConvert(t, source, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// mount lets the kernel show a layer.
+func mount(t testing.TB, c converted) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root: uid is", os.Geteuid())
+	}
+	opts := ""
+	if c.DataSize > 0 {
+		opts = "device=" + c.data
+	}
+	dir := t.TempDir()
+	if err := unix.Mount(c.meta, dir, "erofs", unix.MS_RDONLY|unix.MS_NODEV, opts); err != nil {
+		t.Fatalf("mount: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error("unmount:", err)
+		}
+	})
+	return dir
+}
+
+func TestTarAndDirectoryGiveTheSameTree(t *testing.T) {
+	src := t.TempDir()
+	for _, d := range []string{"a", "a/b", ".wh.real"} {
+		if err := os.Mkdir(filepath.Join(src, d), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, body := range map[string]string{"a/x": "hello", "a/b/.wh.x": "kept", "empty": ""} {
+		if err := os.WriteFile(filepath.Join(src, name), []byte(body), 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Link(filepath.Join(src, "a/x"), filepath.Join(src, "a/y")); err != nil {
+		t.Fatal(err)
+	}
+	c := mustConvert(t, src, Options{})
+	got := mount(t, c)
+	for name, body := range map[string]string{"a/x": "hello", "a/y": "hello", "a/b/.wh.x": "kept", "empty": ""} {
+		b, err := os.ReadFile(filepath.Join(got, name))
+		if err != nil || string(b) != body {
+			t.Errorf("%s: %q, %v", name, b, err)
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(got, "a/y"), &st); err != nil || st.Nlink != 2 {
+		t.Errorf("a/y: %d links, %v", st.Nlink, err)
+	}
+	tarball := writeFile(t, makeTar(t, file("a/x", "hello"), hardLink("a/y", "a/x")))
+	got = mount(t, mustConvert(t, tarball, Options{At: "/work", Owner: &Owner{UID: 7, GID: 8}}))
+	if err := unix.Stat(filepath.Join(got, "work/a/y"), &st); err != nil || st.Nlink != 2 || st.Uid != 7 || st.Gid != 8 {
+		t.Errorf("work/a/y: %+v, %v", st, err)
+	}
+}

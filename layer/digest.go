@@ -1,0 +1,33 @@
+package layer
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
+	"github.com/opendsec/dsec"
+)
+
+const digestPrefix = "sha256:"
+
+// ParseDigest accepts exactly "sha256:" and 64 lower-case hex digits. It stands
+// between everything from outside and every use of a digest as a name.
+func ParseDigest(s string) (Digest, error) {
+	h, ok := strings.CutPrefix(s, digestPrefix)
+	if !ok || len(h) != 2*sha256.Size || strings.Trim(h, "0123456789abcdef") != "" {
+		return "", dsec.Errorf(dsec.Invalid, "parse digest", dsec.Quote(s), "want sha256: and 64 hex digits")
+	}
+	return Digest(s), nil
+}
+
+// DigestOf names bytes.
+func DigestOf(b []byte) Digest {
+	sum := sha256.Sum256(b)
+	return FromSum(sum[:])
+}
+
+// FromSum turns a finished SHA-256 into a digest.
+func FromSum(sum []byte) Digest { return Digest(digestPrefix + hex.EncodeToString(sum)) }
+
+// Hex is the digest without its prefix, fit for a file name.
+func (d Digest) Hex() string { return strings.TrimPrefix(string(d), digestPrefix) }

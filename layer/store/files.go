@@ -1,0 +1,37 @@
+package store
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+)
+
+// writeFile puts content under the name in one step: whoever reads the name
+// sees the old content or the new, also after a crash.
+func (s *Store) writeFile(name string, content []byte) error {
+	f, err := os.CreateTemp(s.path("tmp"), "file-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), s.path(name))
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return syncDir(filepath.Dir(s.path(name)))
+}
+
+// syncDir makes the names in a directory durable.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,132 @@
+// Package store is the layer store of a node: a directory with the whole
+// layers it has, the tags that point to them and the leases that keep them.
+//
+// # On disk
+//
+//	layers/<hex>/{manifest,meta,data,chunks,info}  one whole, verified layer each
+//	tags/<tag>      a digest
+//	leases/<name>   the refs and digests that a lease keeps, as JSON
+//	tmp/            work in progress; emptied at Open
+//	lock            held while the store is open
+//
+// A layer is complete when its directory is under layers: it is built in tmp,
+// synced, and moved there in one step, as are tags and leases. So a program
+// killed at any moment leaves a store without half a layer, and Open sweeps the
+// rest.
+package store
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/layer"
+)
+
+// Converter makes layers: image.Convert, or the worker process that calls it.
+type Converter func(ctx context.Context, source string, dst image.Target, opts image.Options) (image.Result, error)
+
+// Options of a store; zero values are the defaults.
+type Options struct {
+	Convert Converter     // default image.Convert, in this process
+	Grace   time.Duration // how long garbage collection spares a new layer; default 1 h
+	Log     *slog.Logger
+}
+
+// Store implements layer.Store.
+type Store struct {
+	dir  string
+	opts Options
+	lock *os.File
+
+	mu     sync.Mutex
+	leases map[string]lease
+	jobs   map[string]*job // running imports by what they make
+}
+
+var _ layer.Store = (*Store)(nil)
+
+// Open opens the store in the directory, which it makes if there is none. A
+// store has one opener at a time.
+func Open(dir string, opts Options) (*Store, error) {
+	const op = "open layer store"
+	if opts.Convert == nil {
+		opts.Convert = image.Convert
+	}
+	if opts.Grace == 0 {
+		opts.Grace = time.Hour
+	}
+	if opts.Log == nil {
+		opts.Log = slog.Default()
+	}
+	for _, d := range []string{"layers", "tags", "leases", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			return nil, diskError(op, dir, err)
+		}
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, diskError(op, dir, err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
+	}
+	s := &Store{dir: dir, opts: opts, lock: lock, leases: map[string]lease{}, jobs: map[string]*job{}}
+	if err := errors.Join(s.sweep(), s.loadLeases()); err != nil {
+		lock.Close()
+		return nil, diskError(op, dir, err)
+	}
+	return s, nil
+}
+
+// Close lets another program open the store. Leases stay.
+func (s *Store) Close() error { return s.lock.Close() }
+
+// sweep removes what a killed program left half-made.
+func (s *Store) sweep() error {
+	left, err := os.ReadDir(s.path("tmp"))
+	if err != nil {
+		return err
+	}
+	for _, e := range left {
+		if err := os.RemoveAll(s.path("tmp", e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) path(parts ...string) string {
+	return filepath.Join(append([]string{s.dir}, parts...)...)
+}
+
+// diskError classes an error of the local file system.
+func diskError(op, object string, err error) error {
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
+		return dsec.E(e.Class, op, object, err)
+	}
+	class := dsec.Internal
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		class = dsec.NoSpace
+	case errors.Is(err, fs.ErrNotExist):
+		class = dsec.NotFound
+	case errors.Is(err, fs.ErrPermission):
+		class = dsec.PermissionDenied
+	case errors.Is(err, context.Canceled):
+		class = dsec.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		class = dsec.Timeout
+	}
+	return dsec.E(class, op, object, err)
+}
