@@ -86,7 +86,9 @@ func (c *Client) SignalInit(ctx context.Context, sandbox string, sig syscall.Sig
 
 // KillSandbox ends every process of a sandbox and returns when they are gone.
 // Unknown and ended ones succeed. What hold knows stays until RemoveSandbox.
-func (c *Client) KillSandbox(ctx context.Context, sandbox string) error { return notYet("kill sandbox") }
+func (c *Client) KillSandbox(ctx context.Context, sandbox string) error {
+	return notYet("kill sandbox")
+}
 
 // RemoveSandbox kills it and forgets it with its commands, spools and exec
 // cgroups. Unknown ones succeed.
@@ -122,4 +124,3 @@ func (c *Client) Events() <-chan Event { return c.events }
 
 // Ack says that an event was recorded.
 func (c *Client) Ack(ctx context.Context, e Event) error { return notYet("ack") }
-

@@ -1,0 +1,209 @@
+package hold
+
+import (
+	"bytes"
+	"embed"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+//go:embed all:native/bin
+var nativeBin embed.FS
+
+// ErrNotBuilt says that a binary was not there when this program was built.
+var ErrNotBuilt = errors.New("not embedded in this binary: build with make")
+
+// steps name what the C program does, in the order of its enum.
+var steps = []string{"", "hide the machine's mounts", "clone", "set oom_score_adj", "join cgroup", "join namespaces", "fork",
+	"read exec image", "open terminal", "set stdio", "set rlimit", "drop capability", "set groups", "set uid",
+	"set no_new_privs", "set seccomp filter", "set capabilities", "chdir", "exec", "make proc", "make sysfs", "mount"}
+
+const (
+	stepClone = 2
+	stepTasks = 4
+	stepSetns = 5
+	stepFork  = 6
+	stepPTY   = 8
+	stepCwd   = 17
+	stepExec  = 18
+	stepPlan  = 21
+)
+
+// answer is what the C program says: at which step it stands or broke off.
+type answer struct {
+	Step, Errno, PID, _ int32
+}
+
+func (a answer) ok() bool { return a.Step == 0 && a.Errno == 0 }
+
+func (a answer) stepName() string {
+	if a.Step >= stepPlan {
+		return steps[stepPlan]
+	}
+	if a.Step >= 0 && int(a.Step) < len(steps) {
+		return steps[a.Step]
+	}
+	return fmt.Sprintf("step %d", a.Step)
+}
+
+func (a answer) errno() error {
+	if a.Errno == 0 {
+		return nil
+	}
+	return syscall.Errno(a.Errno)
+}
+
+const (
+	nativeSpawn     = 1
+	nativeExec      = 2
+	nativeJoinNetNS = 1
+)
+
+// forker is one single-threaded process that forks for us. It serves one
+// request at a time.
+type forker struct {
+	c    *net.UnixConn
+	proc *os.Process
+
+	mu sync.Mutex
+}
+
+// forkerImage is a sealed memfd with the C program.
+func forkerImage() (*os.File, error) {
+	b, err := nativeBin.ReadFile("native/bin/forker-" + runtime.GOARCH)
+	if err != nil {
+		return nil, dsec.E(dsec.Unsupported, "start forker", runtime.GOARCH, ErrNotBuilt)
+	}
+	return sealedMemfd("init", b)
+}
+
+// startForker must run on a thread that lives as long as we do: the kernel ties
+// "kill the child when the parent dies" to the thread.
+func startForker(image *os.File) (*forker, error) {
+	ours, theirs, err := seqpacketPair()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = theirs.Close() }()
+	proc, err := os.OpenFile("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = proc.Close() }()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = null.Close() }()
+	p, err := os.StartProcess(fmt.Sprintf("/proc/self/fd/%d", fdOf(image)), []string{"init"}, &os.ProcAttr{
+		Dir: "/", Env: []string{}, Files: []*os.File{null, null, null, theirs, proc},
+		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+	})
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "start forker", "", err)
+	}
+	c, err := unixConn(ours)
+	if err != nil {
+		return nil, err
+	}
+	return &forker{c: c, proc: p}, nil
+}
+
+// call sends a request and waits for its answer.
+func (k *forker) call(op, flags uint32, files []*os.File) (answer, *os.File, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	b := binary.LittleEndian.AppendUint32(nil, op)
+	b = binary.LittleEndian.AppendUint32(b, flags)
+	if err := sendFiles(k.c, b, files); err != nil {
+		return answer{}, nil, dsec.E(dsec.Internal, "ask forker", "", err)
+	}
+	a, got, err := recvAnswer(k.c)
+	if err != nil {
+		return answer{}, nil, dsec.E(dsec.Internal, "ask forker", "", err)
+	}
+	if len(got) > 0 {
+		return a, got[0], nil
+	}
+	return a, nil, nil
+}
+
+func sendFiles(c *net.UnixConn, b []byte, files []*os.File) error {
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = fdOf(f)
+	}
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	_, _, err := c.WriteMsgUnix(b, oob, nil)
+	runtime.KeepAlive(files)
+	return err
+}
+
+// recvAnswer reads one answer. An end of file is net.ErrClosed.
+func recvAnswer(c *net.UnixConn) (answer, []*os.File, error) {
+	var b [64]byte
+	oob := make([]byte, unix.CmsgSpace(4*4))
+	n, oobn, _, _, err := c.ReadMsgUnix(b[:], oob)
+	if err != nil {
+		return answer{}, nil, err
+	}
+	files, err := receivedFiles(oob[:oobn])
+	if err != nil {
+		return answer{}, nil, err
+	}
+	if n == 0 {
+		return answer{}, nil, net.ErrClosed
+	}
+	var a answer
+	if err := binary.Read(bytes.NewReader(b[:n]), binary.LittleEndian, &a); err != nil {
+		closeAll(files)
+		return answer{}, nil, err
+	}
+	return a, files, nil
+}
+
+// seqpacketPair makes a connected pair of sockets.
+func seqpacketPair() (a, b *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, dsec.E(dsec.Internal, "make socket pair", "", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "pair"), os.NewFile(uintptr(fds[1]), "pair"), nil
+}
+
+// unixConn takes over f.
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	defer func() { _ = f.Close() }()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "use socket", "", err)
+	}
+	return c.(*net.UnixConn), nil
+}
+
+// fdOf is f.Fd without making f blocking.
+func fdOf(f *os.File) int {
+	fd := -1
+	if rc, err := f.SyscallConn(); err == nil {
+		_ = rc.Control(func(v uintptr) { fd = int(v) })
+	}
+	return fd
+}
+
+// deadline of waits for our own code in a sandbox, which runs under the
+// sandbox's CPU quota.
+const nativeWait = 30 * time.Second

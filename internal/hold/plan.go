@@ -1,0 +1,184 @@
+package hold
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// The mount plan: what PID 1 does to get its root, one operation after the
+// other; "mount plan" in docs/formats/hold.md.
+const (
+	planRoot = iota + 1
+	planDir
+	planFile
+	planAttach
+	planFS
+	planMask
+	planReadOnly
+	planWrite
+	planLo
+	planHostname
+
+	planOptional = 1
+	planNoLinks  = 2
+
+	maxPlan = 60 << 10
+)
+
+const walled = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
+
+// plan collects operations, the descriptors they name, and what each is in
+// words, for errors.
+type plan struct {
+	b     []byte
+	files []*os.File
+	words []string
+}
+
+func (p *plan) op(kind, flags uint8, file *os.File, attr uint32, words string, texts ...string) {
+	fd := 0xffff
+	if file != nil {
+		fd = p.file(file)
+	}
+	s1, s2 := "", ""
+	if len(texts) > 0 {
+		s1 = texts[0] + "\x00"
+	}
+	if len(texts) > 1 {
+		s2 = texts[1] + "\x00"
+	}
+	p.b = append(p.b, kind, flags)
+	p.b = binary.LittleEndian.AppendUint16(p.b, uint16(fd))
+	p.b = binary.LittleEndian.AppendUint32(p.b, attr)
+	p.b = binary.LittleEndian.AppendUint32(p.b, uint32(len(s1)))
+	p.b = binary.LittleEndian.AppendUint32(p.b, uint32(len(s2)))
+	p.b = append(append(p.b, s1...), s2...)
+	for len(p.b)%8 != 0 {
+		p.b = append(p.b, 0)
+	}
+	p.words = append(p.words, words)
+}
+
+func (p *plan) file(f *os.File) int {
+	for i, have := range p.files {
+		if have == f {
+			return i
+		}
+	}
+	p.files = append(p.files, f)
+	return len(p.files) - 1
+}
+
+func (p *plan) dir(at string, mode uint32) {
+	p.op(planDir, 0, nil, mode, "make directory "+at, at)
+}
+
+func (p *plan) parents(at string) {
+	for i := 1; i < len(at); i++ {
+		if at[i] == '/' {
+			p.dir(at[:i], 0o755)
+		}
+	}
+}
+
+func (p *plan) attach(f *os.File, at string, flags uint8) {
+	p.op(planAttach, flags, f, 0, "mount "+at, at)
+}
+
+func (p *plan) fs(kind, at string, attr uint32, options ...string) {
+	p.op(planFS, 0, nil, attr, "mount "+kind+" "+at, at, strings.Join(append([]string{kind}, options...), "\x00"))
+}
+
+// planInput is an EnterSpec with the file systems hold adds to it.
+type planInput struct {
+	e          wireEnter
+	root, dev  *os.File
+	proc, sys  *os.File
+	null       *os.File
+	mounts     []*os.File // of e.Mounts, nil for a tmpfs
+	idCount    uint32
+	ownNet     bool
+	mountIsDir []bool
+	shmSize    int64
+}
+
+func compilePlan(in planInput) (*plan, error) {
+	p := &plan{}
+	p.op(planRoot, 0, in.root, 0, "enter root")
+	if in.dev != nil {
+		p.dir("/dev", 0o755)
+		p.attach(in.dev, "/dev", planNoLinks)
+	}
+	p.dir("/proc", 0o555)
+	p.attach(in.proc, "/proc", planNoLinks)
+	p.dir("/sys", 0o555)
+	p.attach(in.sys, "/sys", planNoLinks)
+	if in.dev != nil {
+		pts := []string{"ptmxmode=0666", "mode=0620"}
+		if in.idCount > 5 {
+			pts = append(pts, "gid=5")
+		}
+		p.fs("devpts", "/dev/pts", walled|unix.MOUNT_ATTR_NOEXEC, pts...)
+		p.fs("tmpfs", "/dev/shm", walled|unix.MOUNT_ATTR_NOEXEC, "mode=1777", fmt.Sprintf("size=%d", in.shmSize))
+		p.fs("mqueue", "/dev/mqueue", walled|unix.MOUNT_ATTR_NOEXEC)
+	}
+	if in.e.Hostname != "" {
+		p.op(planHostname, 0, nil, 0, "set hostname "+in.e.Hostname, in.e.Hostname)
+	}
+	if in.e.Lo {
+		p.op(planLo, 0, nil, 0, "bring lo up")
+	}
+	for i, m := range in.e.Mounts {
+		if err := p.extra(m, in.mounts[i], in.mountIsDir[i]); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range in.e.Sysctls {
+		p.op(planWrite, 0, nil, 0, "set sysctl "+s.Path, path.Join("/proc/sys", path.Clean("/"+s.Path)), s.Value)
+	}
+	for _, m := range in.e.Masks {
+		p.op(planMask, planOptional, in.null, 0, "mask "+m, m)
+	}
+	for _, r := range in.e.ReadOnly {
+		p.op(planReadOnly, planOptional, nil, 0, "make read-only "+r, r)
+	}
+	if len(p.b) > maxPlan || len(p.files) > 32 {
+		return nil, fmt.Errorf("plan of %d bytes and %d descriptors is too long", len(p.b), len(p.files))
+	}
+	return p, nil
+}
+
+func (p *plan) extra(m wireMount, source *os.File, isDir bool) error {
+	at := path.Clean(m.Target)
+	if !strings.HasPrefix(m.Target, "/") || at == "/" {
+		return fmt.Errorf("mount target %q is not an absolute path below /", m.Target)
+	}
+	p.parents(at)
+	if isDir {
+		p.dir(at, 0o755)
+	} else {
+		p.op(planFile, 0, nil, 0, "make file "+at, at)
+	}
+	if source != nil {
+		p.attach(source, at, 0)
+		return nil
+	}
+	attr := uint32(walled)
+	if !m.Exec {
+		attr |= unix.MOUNT_ATTR_NOEXEC
+	}
+	if m.RO {
+		attr |= unix.MOUNT_ATTR_RDONLY
+	}
+	mode := m.Mode
+	if mode == 0 {
+		mode = 0o1777
+	}
+	p.fs("tmpfs", at, attr, fmt.Sprintf("mode=%o", mode), fmt.Sprintf("size=%d", m.Size))
+	return nil
+}
