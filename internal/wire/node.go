@@ -73,3 +73,6 @@ const (
 	BucketNodes      = "nodes"
 	BucketConfig     = "cfg"
 )
+
+// Inbox is the prefix of the subjects on which a node gets its answers.
+func Inbox(node dsec.NodeID) string { return "_INBOX." + string(node) }

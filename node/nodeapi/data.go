@@ -1,0 +1,355 @@
+package nodeapi
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/internal/wire"
+)
+
+const (
+	// stall is how long a transfer may stand still before it is given up.
+	stall      = 2 * time.Minute
+	copyBuffer = 64 << 10
+	maxRequest = 1 << 20 // of a message that opens a stream
+)
+
+// mux is the data connection.
+func (s *Server) mux() http.Handler {
+	m := http.NewServeMux()
+	m.HandleFunc("POST "+wire.PathCall+"{verb}", s.serveCall)
+	m.HandleFunc("POST "+wire.PathSession, s.serveSession)
+	m.HandleFunc("POST "+wire.PathOutput, s.serveOutput)
+	m.HandleFunc("POST "+wire.PathWatch, s.serveWatch)
+	m.HandleFunc("POST "+wire.PathImport, s.serveImport)
+	m.HandleFunc("POST "+wire.PathBuild, s.serveBuild)
+	m.HandleFunc("POST "+wire.PathUpload, s.serveUpload)
+	m.HandleFunc("GET "+wire.PathSandbox+"{id}/files", s.raw(s.readFile))
+	m.HandleFunc("PUT "+wire.PathSandbox+"{id}/files", s.raw(s.writeFile))
+	m.HandleFunc("GET "+wire.PathSandbox+"{id}/tree", s.raw(s.download))
+	m.HandleFunc("PUT "+wire.PathSandbox+"{id}/tree", s.raw(s.upload))
+	m.HandleFunc("PUT "+wire.PathSandbox+"{id}/stdin/{exec}", s.raw(s.feedStdin))
+	m.HandleFunc("GET "+wire.PathSandbox+"{id}/tunnel/{port}", s.raw(s.tunnel))
+	return m
+}
+
+// raw runs a handler that returns its error while nothing was answered yet.
+func (s *Server) raw(fn func(w http.ResponseWriter, r *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if err := fn(w, r); err != nil {
+			wire.WriteError(w, err)
+		}
+	}
+}
+
+func who(r *http.Request) caller { return caller{r.Header.Get(wire.HeaderProject)} }
+
+// movingBody is a request body that may be slow but not stand still.
+type movingBody struct {
+	io.Reader
+	rc *http.ResponseController
+}
+
+func newMovingBody(w http.ResponseWriter, r *http.Request) *movingBody {
+	return &movingBody{r.Body, http.NewResponseController(w)}
+}
+
+func (b *movingBody) Read(p []byte) (int, error) {
+	_ = b.rc.SetReadDeadline(time.Now().Add(stall)) // unsupported only in tests without a connection
+	return b.Reader.Read(p)
+}
+
+// framed is the answer of a stream: nothing is sent before the first write, so
+// that an early error is a proper HTTP error.
+type framed struct {
+	w     http.ResponseWriter
+	rc    *http.ResponseController
+	fw    *wire.FrameWriter
+	begun bool
+}
+
+func newFramed(w http.ResponseWriter) *framed {
+	f := &framed{w: w, rc: http.NewResponseController(w)}
+	f.fw = wire.NewFrameWriter(w)
+	return f
+}
+
+func (f *framed) begin() {
+	f.begun = true
+	_ = f.rc.SetWriteDeadline(time.Now().Add(stall))
+}
+
+func (f *framed) Write(p []byte) (int, error) {
+	f.begin()
+	return f.fw.Write(p)
+}
+
+func (f *framed) message(m proto.Message) error {
+	f.begin()
+	return f.fw.Message(m)
+}
+
+func (f *framed) alive() error {
+	f.begin()
+	if err := f.fw.Alive(); err != nil {
+		return err
+	}
+	return f.rc.Flush()
+}
+
+// end finishes the answer; it returns err while nothing was sent.
+func (f *framed) end(err error) error {
+	if err != nil && !f.begun {
+		return err
+	}
+	f.begin()
+	_ = f.fw.End(err) // the reader sees a stream that broke off
+	return nil
+}
+
+// query reads the parameters of a raw request; the first bad one is its err.
+type query struct {
+	v   url.Values
+	err error
+}
+
+func (q *query) number(name string, def int64, base int) int64 {
+	s := q.v.Get(name)
+	if s == "" {
+		return def
+	}
+	n, err := strconv.ParseInt(s, base, 64)
+	if err != nil && q.err == nil {
+		q.err = dsec.Errorf(dsec.Invalid, "parse parameter", name, "%s is not a number", dsec.Quote(s))
+	}
+	return n
+}
+
+func (q *query) id(name string, base int) *uint32 {
+	if q.v.Get(name) == "" {
+		return nil
+	}
+	n := q.number(name, 0, base)
+	if (n < 0 || n > 1<<32-1) && q.err == nil {
+		q.err = dsec.Errorf(dsec.Invalid, "parse parameter", name, "%d is out of range", n)
+	}
+	v := uint32(n)
+	return &v
+}
+
+func (q *query) flag(name string) bool {
+	b := q.v.Get(name)
+	return b == "1" || b == "true"
+}
+
+func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
+	q := query{v: r.URL.Query()}
+	offset, length := q.number("offset", 0, 10), q.number("length", -1, 10)
+	if q.err != nil {
+		return q.err
+	}
+	id, fs, err := s.fs(r.Context(), who(r), r.PathValue("id"), q.v.Get("user"))
+	if err != nil {
+		return err
+	}
+	defer s.cfg.Inside.Attach(id)()
+	f := newFramed(w)
+	buf := bufio.NewWriterSize(f, copyBuffer)
+	_, err = fs.Read(r.Context(), q.v.Get("path"), offset, length, buf)
+	if err == nil {
+		err = buf.Flush()
+	}
+	return f.end(s.ended(id, err))
+}
+
+func (s *Server) writeFile(w http.ResponseWriter, r *http.Request) error {
+	q := query{v: r.URL.Query()}
+	o := files.WriteOptions{Mode: q.id("mode", 8), UID: q.id("uid", 10), GID: q.id("gid", 10),
+		Parents: q.flag("parents"), Append: q.flag("append"), SHA256: q.v.Get("sha256")}
+	if q.err != nil {
+		return q.err
+	}
+	id, fs, err := s.fs(r.Context(), who(r), r.PathValue("id"), q.v.Get("user"))
+	if err != nil {
+		return err
+	}
+	defer s.cfg.Inside.Attach(id)()
+	info, err := fs.Write(r.Context(), q.v.Get("path"), newMovingBody(w, r), o)
+	if err != nil {
+		return s.ended(id, bodyError("write file", q.v.Get("path"), err))
+	}
+	b, err := wire.JSON{}.Marshal(wire.FileInfo(info))
+	if err != nil {
+		return dsec.E(dsec.Internal, "write file", q.v.Get("path"), err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(b) // the gateway sees a short body
+	return nil
+}
+
+// bodyError: an upload whose sender went away is Canceled, whatever the file
+// service makes of the broken body.
+func bodyError(op, path string, err error) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, http.ErrBodyReadAfterClose) {
+		return dsec.E(dsec.Canceled, op, path, err)
+	}
+	return err
+}
+
+func (s *Server) download(w http.ResponseWriter, r *http.Request) error {
+	q := query{v: r.URL.Query()}
+	o := files.TreeOptions{Globs: q.v["glob"], Max: q.number("max", 0, 10)}
+	if q.err != nil {
+		return q.err
+	}
+	id, fs, err := s.fs(r.Context(), who(r), r.PathValue("id"), q.v.Get("user"))
+	if err != nil {
+		return err
+	}
+	defer s.cfg.Inside.Attach(id)()
+	f := newFramed(w)
+	buf := bufio.NewWriterSize(f, copyBuffer)
+	err = fs.Download(r.Context(), q.v.Get("path"), buf, o)
+	if err == nil {
+		err = buf.Flush()
+	}
+	return f.end(s.ended(id, err))
+}
+
+func (s *Server) upload(w http.ResponseWriter, r *http.Request) error {
+	q := query{v: r.URL.Query()}
+	o := files.TreeOptions{UID: q.id("uid", 10), GID: q.id("gid", 10)}
+	if q.err != nil {
+		return q.err
+	}
+	id, fs, err := s.fs(r.Context(), who(r), r.PathValue("id"), q.v.Get("user"))
+	if err != nil {
+		return err
+	}
+	defer s.cfg.Inside.Attach(id)()
+	body := newMovingBody(w, r)
+	if err := fs.Upload(r.Context(), q.v.Get("path"), body, o); err != nil {
+		return s.ended(id, bodyError("upload tree", q.v.Get("path"), err))
+	}
+	if _, err := io.Copy(io.Discard, body); err != nil { // padding after the end of the tar
+		return dsec.E(dsec.Canceled, "upload tree", q.v.Get("path"), err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, "{}")
+	return nil
+}
+
+// feedStdin streams the body into an exec.
+func (s *Server) feedStdin(w http.ResponseWriter, r *http.Request) error {
+	ctx, q := r.Context(), query{v: r.URL.Query()}
+	var offset *int64
+	if q.v.Get("offset") != "" {
+		n := q.number("offset", 0, 10)
+		offset = &n
+	}
+	if q.err != nil {
+		return q.err
+	}
+	id, p, err := s.process(ctx, who(r), r.PathValue("id"), r.PathValue("exec"))
+	if err != nil {
+		return err
+	}
+	defer s.cfg.Inside.Attach(id)()
+	in := s.stdins.get(id, r.PathValue("exec"))
+	skip, err := in.take(ctx, r.PathValue("exec"), offset)
+	if err != nil {
+		return err
+	}
+	defer func() { <-in.turn }()
+	body := newMovingBody(w, r)
+	_, err = io.CopyN(io.Discard, body, skip)
+	if err == nil {
+		_, err = io.CopyBuffer(&stdinWriter{ctx, p, in}, body, make([]byte, copyBuffer))
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil // shorter than what is written already
+	}
+	if err == nil && q.flag("close") {
+		err = p.CloseStdin(ctx)
+	}
+	if err != nil {
+		return s.ended(id, bodyError("write stdin", r.PathValue("exec"), err))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	return json.NewEncoder(w).Encode(map[string]string{"offset": strconv.FormatInt(in.written, 10)})
+}
+
+// stdinWriter is the stdin of an exec.
+type stdinWriter struct {
+	ctx context.Context //nolint:containedctx // lives for one copy
+	p   interface {
+		Write(ctx context.Context, p []byte) (int, error)
+	}
+	in *stdin
+}
+
+func (w *stdinWriter) Write(p []byte) (int, error) {
+	n, err := w.p.Write(w.ctx, p)
+	w.in.written += int64(n)
+	return n, err
+}
+
+// tunnel splices the connection with one to a port of the sandbox.
+func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
+	port, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
+	if err != nil || port == 0 {
+		return dsec.Errorf(dsec.Invalid, "dial port", r.PathValue("port"), "want 1 to 65535")
+	}
+	id, err := s.own(r.Context(), who(r), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	in, err := s.cfg.Inside.Dial(r.Context(), id, uint16(port))
+	if err != nil {
+		return s.ended(id, err)
+	}
+	defer s.cfg.Inside.Attach(id)()
+	out, err := wire.Accept(w)
+	if err != nil {
+		_ = in.Close()
+		return nil
+	}
+	stop := context.AfterFunc(s.ctx, func() {
+		_ = in.Close()
+		_ = out.Close()
+	})
+	defer stop()
+	s.wg.Add(1) // the handler holds a hijacked connection: Shutdown does not wait for it
+	defer s.wg.Done()
+	wire.Splice(out, in)
+	return nil
+}
+
+// request reads the message that opens a stream.
+func request(w http.ResponseWriter, r *http.Request, m proto.Message) error {
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest))
+	if err == nil {
+		err = proto.Unmarshal(b, m)
+	}
+	if err != nil {
+		return dsec.E(dsec.Invalid, "decode request", r.URL.Path, err)
+	}
+	return nil
+}
+
+// pushed is what an import or build answers.
+func pushed(p Progress) *dsecv1.ImportResponse {
+	return &dsecv1.ImportResponse{Phase: p.Phase, Done: p.Done, Total: p.Total}
+}

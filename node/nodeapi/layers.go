@@ -1,0 +1,109 @@
+package nodeapi
+
+import (
+	"context"
+	"io"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/layer"
+)
+
+// Layers is what a node offers of its layer store and image conversion.
+// Errors are *dsec.Error; the same CallID gives the same layer.
+type Layers interface {
+	// Import makes a layer of an image, Build one of a tree.
+	Import(ctx context.Context, r Import, progress func(Progress)) (Layer, error)
+	Build(ctx context.Context, r Build, progress func(Progress)) (Layer, error)
+	List(ctx context.Context) ([]Layer, error)
+	Inspect(ctx context.Context, ref dsec.LayerRef) (Layer, error)
+	// Remove drops a tag, or a layer nobody uses; IllegalState if somebody does.
+	Remove(ctx context.Context, ref dsec.LayerRef) (existed bool, err error)
+	Tag(ctx context.Context, ref, tag dsec.LayerRef) error
+}
+
+// Layer is a layer and the tags that point to it.
+type Layer struct {
+	layer.Info
+	Tags []string
+}
+
+// Import describes an import.
+type Import struct {
+	Source string    // an OCI reference or a host path; what Tar is, for people
+	Tar    io.Reader // an image archive or a root file system; nil: Source
+	Tag    string
+	Arch   string // "": this machine's
+	CallID string
+}
+
+// Build describes a build.
+type Build struct {
+	Source string    // a host path or an OCI reference; what Tar is, for people
+	Tar    io.Reader // the tree; nil: Source
+	Tag    string
+	At     string // where the tree is placed; "": "/"
+	Owner  string // "uid[:gid]" of everything; "": as in the source
+	CallID string
+}
+
+// Progress of an import or build.
+type Progress struct {
+	Phase       string // resolve, fetch, convert, store
+	Done, Total int64  // bytes; Total 0: unknown
+}
+
+func (s *Server) store() (Layers, error) {
+	if s.cfg.Layers == nil {
+		return nil, dsec.Errorf(dsec.Unsupported, "open layers", string(s.cfg.Node), "this agent has no layer store")
+	}
+	return s.cfg.Layers, nil
+}
+
+func (s *Server) layers(ctx context.Context, _ caller, _ *dsecv1.ListLayersRequest) (proto.Message, error) {
+	store, err := s.store()
+	if err != nil {
+		return nil, err
+	}
+	list, err := store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	resp := &dsecv1.ListLayersResponse{}
+	for _, l := range list {
+		resp.Layers = append(resp.Layers, wire.Layer(l.Info, l.Tags))
+	}
+	return resp, nil
+}
+
+func (s *Server) inspectLayer(ctx context.Context, _ caller, req *dsecv1.InspectRequest) (proto.Message, error) {
+	store, err := s.store()
+	if err != nil {
+		return nil, err
+	}
+	l, err := store.Inspect(ctx, dsec.LayerRef(req.Ref))
+	if err != nil {
+		return nil, err
+	}
+	return &dsecv1.InspectResponse{Layer: wire.Layer(l.Info, l.Tags)}, nil
+}
+
+func (s *Server) removeLayer(ctx context.Context, _ caller, req *dsecv1.RemoveLayerRequest) (proto.Message, error) {
+	store, err := s.store()
+	if err != nil {
+		return nil, err
+	}
+	existed, err := store.Remove(ctx, dsec.LayerRef(req.Ref))
+	return &dsecv1.RemoveLayerResponse{Existed: existed}, err
+}
+
+func (s *Server) tagLayer(ctx context.Context, _ caller, req *dsecv1.TagRequest) (proto.Message, error) {
+	store, err := s.store()
+	if err != nil {
+		return nil, err
+	}
+	return &dsecv1.TagResponse{}, store.Tag(ctx, dsec.LayerRef(req.Ref), dsec.LayerRef(req.Tag))
+}

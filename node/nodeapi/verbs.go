@@ -1,0 +1,190 @@
+package nodeapi
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/node"
+)
+
+// table is every verb this node answers.
+func (s *Server) table() map[string]verb {
+	return map[string]verb{
+		wire.VerbCreate:     unary(s.create),
+		wire.VerbGet:        unary(s.get),
+		wire.VerbList:       unary(s.list),
+		wire.VerbStart:      unary(s.start),
+		wire.VerbStop:       unary(s.stop),
+		wire.VerbDelete:     unary(s.delete),
+		wire.VerbPause:      unary(s.pause),
+		wire.VerbResume:     unary(s.resume),
+		wire.VerbRenew:      unary(s.renew),
+		wire.VerbCommit:     unary(s.commit),
+		wire.VerbStats:      unary(s.stats),
+		wire.VerbExec:       unary(s.exec),
+		wire.VerbWait:       unary(s.wait),
+		wire.VerbKept:       unary(s.kept),
+		wire.VerbWriteStdin: unary(s.writeStdin),
+		wire.VerbCloseStdin: unary(s.closeStdin),
+		wire.VerbSignal:     unary(s.signal),
+		wire.VerbKill:       unary(s.kill),
+		wire.VerbResize:     unary(s.resize),
+		wire.VerbRelease:    unary(s.release),
+		wire.VerbMux:        unary(s.subscriptions),
+		wire.VerbStat:       unary(s.stat),
+		wire.VerbListFiles:  unary(s.listFiles),
+		wire.VerbMkdir:      unary(s.mkdir),
+		wire.VerbMove:       unary(s.move),
+		wire.VerbRemove:     unary(s.remove),
+		wire.VerbSetAttr:    unary(s.setAttr),
+		wire.VerbLayers:     unary(s.layers),
+		wire.VerbInspect:    unary(s.inspectLayer),
+		wire.VerbRemoveRef:  unary(s.removeLayer),
+		wire.VerbTag:        unary(s.tagLayer),
+		wire.VerbDoctor:     unary(s.doctor),
+	}
+}
+
+func (s *Server) message(sb node.Sandbox) *dsecv1.Sandbox {
+	return &dsecv1.Sandbox{Id: string(sb.ID), Project: sb.Project, Spec: wire.Spec(sb.Spec), State: string(sb.State),
+		Result: wire.Result(sb.Result), Digests: sb.Digests, Created: wire.Stamp(sb.Created),
+		Changed: wire.Stamp(sb.Changed), Expires: wire.Stamp(sb.Expires), Starts: int32(sb.Starts),
+		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node)}
+}
+
+func (s *Server) create(ctx context.Context, who caller, req *dsecv1.NodeCreate) (proto.Message, error) {
+	sb, err := s.cfg.Service.Create(ctx, who.project, wire.SpecFrom(req.Spec))
+	if err != nil {
+		return nil, err
+	}
+	return &dsecv1.CreateResponse{Sandbox: s.message(sb)}, nil
+}
+
+func (s *Server) get(ctx context.Context, who caller, req *dsecv1.GetRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	sb, err := s.cfg.Service.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &dsecv1.GetResponse{Sandbox: s.message(sb)}, nil
+}
+
+func (s *Server) list(ctx context.Context, who caller, req *dsecv1.NodeList) (proto.Message, error) {
+	states, err := wire.States(req.States)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.cfg.Service.List(ctx, node.Filter{Project: who.project, States: states, Labels: req.Labels,
+		Rollout: req.RolloutKey, All: req.All})
+	if err != nil {
+		return nil, err
+	}
+	out := &dsecv1.NodeListReply{}
+	for _, sb := range list {
+		out.Sandboxes = append(out.Sandboxes, s.message(sb))
+	}
+	return out, nil
+}
+
+// changed does one call that answers with the sandbox.
+func (s *Server) changed(ctx context.Context, who caller, sandbox string, fn func(id dsec.SandboxID) (node.Sandbox, error)) (*dsecv1.Sandbox, error) {
+	id, err := s.own(ctx, who, sandbox)
+	if err != nil {
+		return nil, err
+	}
+	sb, err := fn(id)
+	if err != nil {
+		return nil, s.ended(id, err)
+	}
+	return s.message(sb), nil
+}
+
+func (s *Server) start(ctx context.Context, who caller, req *dsecv1.StartRequest) (proto.Message, error) {
+	sb, err := s.changed(ctx, who, req.Id, func(id dsec.SandboxID) (node.Sandbox, error) {
+		return s.cfg.Service.Start(ctx, id, req.CallId)
+	})
+	return &dsecv1.StartResponse{Sandbox: sb}, err
+}
+
+func (s *Server) stop(ctx context.Context, who caller, req *dsecv1.StopRequest) (proto.Message, error) {
+	cause := dsec.Cause(req.Cause)
+	if cause == "" {
+		cause = dsec.CauseCompleted
+	}
+	sb, err := s.changed(ctx, who, req.Id, func(id dsec.SandboxID) (node.Sandbox, error) {
+		return s.cfg.Service.Stop(ctx, id, cause, req.CallId)
+	})
+	return &dsecv1.StopResponse{Sandbox: sb}, err
+}
+
+func (s *Server) delete(ctx context.Context, who caller, req *dsecv1.DeleteRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	existed, err := s.cfg.Service.Delete(ctx, id, req.CallId)
+	return &dsecv1.DeleteResponse{Existed: existed}, err
+}
+
+func (s *Server) pause(ctx context.Context, who caller, req *dsecv1.PauseRequest) (proto.Message, error) {
+	sb, err := s.changed(ctx, who, req.Id, func(id dsec.SandboxID) (node.Sandbox, error) {
+		return s.cfg.Service.Pause(ctx, id, req.CallId)
+	})
+	return &dsecv1.PauseResponse{Sandbox: sb}, err
+}
+
+func (s *Server) resume(ctx context.Context, who caller, req *dsecv1.ResumeRequest) (proto.Message, error) {
+	sb, err := s.changed(ctx, who, req.Id, func(id dsec.SandboxID) (node.Sandbox, error) {
+		return s.cfg.Service.Resume(ctx, id, req.CallId)
+	})
+	return &dsecv1.ResumeResponse{Sandbox: sb}, err
+}
+
+func (s *Server) renew(ctx context.Context, who caller, req *dsecv1.RenewRequest) (proto.Message, error) {
+	lifetime := wire.Duration(req.Lifetime)
+	if lifetime < 0 || lifetime > dsec.MaxLifetime {
+		return nil, dsec.Errorf(dsec.Invalid, "renew", req.Id, "lifetime %g s, want 0 to %v", req.Lifetime, dsec.MaxLifetime)
+	}
+	sb, err := s.changed(ctx, who, req.Id, func(id dsec.SandboxID) (node.Sandbox, error) {
+		return s.cfg.Service.Renew(ctx, id, lifetime, req.CallId)
+	})
+	return &dsecv1.RenewResponse{Sandbox: sb}, err
+}
+
+func (s *Server) commit(ctx context.Context, who caller, req *dsecv1.CommitRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	digest, err := s.cfg.Service.Commit(ctx, id, req.Tag, req.CallId)
+	return &dsecv1.CommitResponse{Digest: digest}, s.ended(id, err)
+}
+
+func (s *Server) stats(ctx context.Context, who caller, req *dsecv1.StatsRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.cfg.Inside.Stats(ctx, id)
+	if err != nil {
+		return nil, s.ended(id, err)
+	}
+	return wire.Stats(st), nil
+}
+
+func (s *Server) doctor(ctx context.Context, _ caller, _ *dsecv1.DoctorRequest) (proto.Message, error) {
+	if s.cfg.Doctor == nil {
+		return nil, dsec.Errorf(dsec.Unsupported, "examine node", string(s.cfg.Node), "this agent has no doctor")
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return &dsecv1.DoctorResponse{Node: string(s.cfg.Node), Reports: wire.Reports(s.cfg.Doctor(ctx))}, nil
+}
