@@ -10,11 +10,6 @@ import (
 	"github.com/opendsec/dsec/image/erofs"
 )
 
-// Caps on what one layer may claim, whatever its source.
-const (
-	maxPath = 32 << 10 // bytes of one name with its directories
-)
-
 // entry is one member of a layer, whatever format it came in.
 type entry struct {
 	name   string // relative, clean, without ".."; "" is the root
@@ -44,8 +39,8 @@ type layerSource interface {
 // cleanName makes a member's name relative to the root. A leading slash is
 // dropped, as every unpacker does; a name that climbs is refused.
 func cleanName(name string) (string, error) {
-	if len(name) > maxPath {
-		return "", fmt.Errorf("name %.32q…: %d bytes, at most %d", name, len(name), maxPath)
+	if len(name) > erofs.MaxPath {
+		return "", fmt.Errorf("name %.32q…: %d bytes, at most %d", name, len(name), erofs.MaxPath)
 	}
 	if strings.ContainsRune(name, 0) {
 		return "", fmt.Errorf("name %q: a zero byte", name)

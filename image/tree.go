@@ -12,20 +12,23 @@ import (
 // maxLinks bounds the symbolic links followed for one name, as the kernel does.
 const maxLinks = 40
 
+// maxDepth bounds the nesting of directories, which links can multiply.
+const maxDepth = erofs.MaxPath / 2
+
 // resolve finds the directory of a name in the tree. Symbolic links are
 // followed inside the tree and never out of it, so "/" and ".." in a link end
 // at the root. With create, what is missing becomes a directory 0755 of root,
 // and what is in the way and not a directory gives way; without, nil is
 // returned instead.
 func (m *merger) resolve(name string, create bool) (*erofs.Inode, error) {
-	stack := []*erofs.Inode{m.root}
+	stack, names := []*erofs.Inode{m.root}, []string{}
 	todo := splitPath(name)
 	for links := 0; len(todo) > 0; {
 		part := todo[0]
 		todo = todo[1:]
 		dir := stack[len(stack)-1]
 		if part == ".." {
-			stack = stack[:max(1, len(stack)-1)]
+			stack, names = stack[:max(1, len(stack)-1)], names[:max(0, len(names)-1)]
 			continue
 		}
 		c := dir.Child(part)
@@ -34,7 +37,7 @@ func (m *merger) resolve(name string, create bool) (*erofs.Inode, error) {
 				return nil, errors.New("too many symbolic links")
 			}
 			if strings.HasPrefix(c.Target, "/") {
-				stack = stack[:1]
+				stack, names = stack[:1], names[:0]
 			}
 			todo = append(splitPath(c.Target), todo...)
 			continue
@@ -48,7 +51,13 @@ func (m *merger) resolve(name string, create bool) (*erofs.Inode, error) {
 				return nil, err
 			}
 		}
-		stack = append(stack, c)
+		stack, names = append(stack, c), append(names, part)
+		if len(names) > maxDepth {
+			return nil, fmt.Errorf("more than %d directories deep", maxDepth)
+		}
+	}
+	if n := len(strings.Join(names, "/")); n > erofs.MaxPath-erofs.MaxName-1 {
+		return nil, fmt.Errorf("a path of %d bytes", n)
 	}
 	return stack[len(stack)-1], nil
 }

@@ -28,9 +28,10 @@ const (
 	// huge page.
 	Align = 2 << 20
 
-	MaxName    = 255   // bytes of one path component
-	MaxTarget  = 4095  // bytes of a symbolic link
-	MaxXattr   = 65535 // bytes of one extended attribute's value
+	MaxName    = 255      // bytes of one path component
+	MaxPath    = 16 << 10 // bytes of a whole path
+	MaxTarget  = 4095     // bytes of a symbolic link
+	MaxXattr   = 65535    // bytes of one extended attribute's value
 	maxBlocks  = 1<<32 - 2
 	holeBits   = 16 // holes are found in units of at least 64 KiB
 	chunkBits  = 26 // chunks are at most 64 MiB
