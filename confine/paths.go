@@ -1,0 +1,27 @@
+package confine
+
+import "slices"
+
+// maskedPaths are hidden because they show or change the whole machine, show
+// other sandboxes, or had kernel bugs that reading alone sets off (a recursive
+// grep over kpagecgroup once took a machine down). Each costs some
+// microseconds of every creation, so what only the machine's root can open
+// anyway is here only where that one check is not wall enough.
+var maskedPaths = []string{
+	"/proc/acpi", "/proc/asound", "/proc/cmdline", "/proc/dynamic_debug", "/proc/interrupts", "/proc/kallsyms", "/proc/kcore",
+	"/proc/key-users", "/proc/keys", "/proc/kmsg", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/latency_stats",
+	"/proc/pagetypeinfo", "/proc/sched_debug", "/proc/scsi", "/proc/slabinfo", "/proc/sysrq-trigger", "/proc/timer_list",
+	"/proc/timer_stats", "/proc/vmallocinfo", "/proc/vmcore",
+	"/sys/block", "/sys/dev/block", "/sys/devices/virtual/block", "/sys/devices/virtual/powercap", "/sys/firmware", "/sys/fs",
+	"/sys/kernel/debug", "/sys/kernel/security", "/sys/kernel/slab", "/sys/kernel/tracing", "/sys/module", "/sys/power",
+}
+
+// readOnlyPaths can be read by tools that want to know the machine.
+var readOnlyPaths = []string{"/proc/irq", "/proc/sys", "/sys"}
+
+// MaskedPaths are hidden: files by /dev/null, directories by an empty
+// read-only tmpfs. A path that does not exist is no error.
+func MaskedPaths() []string { return slices.Clone(maskedPaths) }
+
+// ReadOnlyPaths are remounted read-only, before the masks.
+func ReadOnlyPaths() []string { return slices.Clone(readOnlyPaths) }
