@@ -8,6 +8,7 @@ import (
 	"path"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image/erofs"
@@ -32,9 +33,12 @@ type Options struct {
 	MaxEntries int64 `json:"max_entries,omitempty"` // default 8 Mi
 	MaxRatio   int64 `json:"max_ratio,omitempty"`   // decompressed to compressed, beyond the first 64 MiB; default 200
 
-	Platform string   `json:"platform,omitempty"` // "linux/arm64"; default that of this program
-	Mirrors  []string `json:"mirrors,omitempty"`  // registries asked before the one named, in order
-	Insecure bool     `json:"insecure,omitempty"` // plain HTTP to registries
+	Platform string `json:"platform,omitempty"` // "linux/arm64"; default that of this program
+	Insecure bool   `json:"insecure,omitempty"` // plain HTTP to registries that are not on this machine
+	// Mirrors maps a registry, or "*", to those asked before it, in order.
+	Mirrors map[string][]string `json:"mirrors,omitempty"`
+	// Credentials maps a registry to what it wants; see FindCredentials.
+	Credentials map[string]Credentials `json:"credentials,omitempty"`
 
 	// Progress is called now and then with what has been read so far.
 	Progress func(Progress) `json:"-"`
@@ -46,11 +50,15 @@ type Progress struct {
 	Entries int64 `json:"entries"`
 }
 
-// Target is where a conversion writes. Both files must be empty, and are
-// neither synced nor closed.
-type Target struct {
-	Meta *os.File
-	Data *os.File
+// Files are the descriptors a conversion works on. Meta and Data must be empty,
+// and are neither synced nor closed.
+type Files struct {
+	Meta    *os.File
+	Data    *os.File
+	Scratch *os.File // for a compressed archive, which must be read twice; may be nil
+	// Input is the content of the source, if the caller opened it: a tar or an
+	// archive; the source is then a name for people.
+	Input *os.File
 }
 
 // Result describes what was written.
@@ -65,12 +73,12 @@ type Result struct {
 // layers applied in order. A source that is not what it claims to be is
 // Invalid or Corrupt; a full disk is NoSpace. On error the files hold nothing
 // of value.
-func Convert(ctx context.Context, source string, dst Target, opts Options) (Result, error) {
+func Convert(ctx context.Context, source string, dst Files, opts Options) (Result, error) {
 	const op = "convert image"
 	if err := opts.fill(); err != nil {
 		return Result{}, dsec.E(dsec.Invalid, op, source, err)
 	}
-	src, err := open(ctx, source, opts)
+	src, err := open(ctx, source, dst, opts)
 	if err != nil {
 		return Result{}, classify(op, source, err)
 	}
@@ -82,11 +90,11 @@ func Convert(ctx context.Context, source string, dst Target, opts Options) (Resu
 	return res, nil
 }
 
-func convert(ctx context.Context, src *opened, dst Target, opts Options) (Result, error) {
+func convert(ctx context.Context, src *opened, dst Files, opts Options) (Result, error) {
 	data := erofs.NewData(dst.Data)
 	m := newMerger(data, opts)
 	for _, l := range src.layers {
-		if err := m.layer(ctx, l); err != nil {
+		if err := patiently(ctx, func() error { return m.layer(ctx, l) }); err != nil {
 			return Result{}, err
 		}
 	}
@@ -102,6 +110,24 @@ func convert(ctx context.Context, src *opened, dst Target, opts Options) (Result
 		return Result{}, err
 	}
 	return Result{MetaSize: stats.MetaSize, DataSize: int64(blocks) * erofs.BlockSize, Entries: stats.Inodes, Config: src.config}, nil
+}
+
+// patiently runs a step again, a few times and after a while, if all that was
+// wrong is that something was away.
+func patiently(ctx context.Context, step func() error) error {
+	for wait := time.Second; ; wait *= 3 {
+		err := step()
+		if dsec.ClassOf(err) != dsec.Unavailable || wait > 10*time.Second {
+			return err
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return errors.Join(ctx.Err(), err)
+		}
+	}
 }
 
 func (o *Options) fill() error {

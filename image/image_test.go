@@ -97,7 +97,7 @@ func tryConvert(t testing.TB, source string, opts Options) (converted, error) {
 		t.Fatal(err)
 	}
 	defer data.Close()
-	res, err := Convert(context.Background(), source, Target{Meta: meta, Data: data}, opts)
+	res, err := Convert(context.Background(), source, Files{Meta: meta, Data: data}, opts)
 	return converted{res, meta.Name(), data.Name()}, err
 }
 

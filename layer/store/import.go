@@ -109,21 +109,21 @@ func (s *Store) convert(ctx context.Context, source string, config *image.Config
 	return info, nil
 }
 
-func createFiles(dir string) (image.Target, error) {
+func createFiles(dir string) (image.Files, error) {
 	meta, err := os.OpenFile(filepath.Join(dir, "meta"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
-		return image.Target{}, err
+		return image.Files{}, err
 	}
 	data, err := os.OpenFile(filepath.Join(dir, "data"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
-		return image.Target{}, errors.Join(err, meta.Close())
+		return image.Files{}, errors.Join(err, meta.Close())
 	}
-	return image.Target{Meta: meta, Data: data}, nil
+	return image.Files{Meta: meta, Data: data}, nil
 }
 
 // seal reads back what the converter wrote, names it by its digest, and
 // publishes it. Nothing the converter says about it is believed.
-func (s *Store) seal(dir string, w image.Target, res image.Result, source string) (layer.Info, error) {
+func (s *Store) seal(dir string, w image.Files, res image.Result, source string) (layer.Info, error) {
 	for _, f := range []*os.File{w.Meta, w.Data} {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return layer.Info{}, err

@@ -33,7 +33,7 @@ import (
 )
 
 // Converter makes layers: image.Convert, or the worker process that calls it.
-type Converter func(ctx context.Context, source string, dst image.Target, opts image.Options) (image.Result, error)
+type Converter func(ctx context.Context, source string, dst image.Files, opts image.Options) (image.Result, error)
 
 // Options of a store; zero values are the defaults.
 type Options struct {

@@ -1,0 +1,226 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/opendsec/dsec"
+)
+
+// How long one request may wait because a registry asks it to.
+const (
+	maxRetryAfter = 2 * time.Minute
+	maxWaits      = 5
+)
+
+// Credentials for a registry, as docker's config holds them.
+type Credentials struct {
+	Username string `json:"username,omitempty"`
+	Password string `json:"password,omitempty"`
+	Token    string `json:"token,omitempty"` // an identity token, instead of a password
+}
+
+// FindCredentials looks a reference's registry and its mirrors up in the
+// caller's docker config ($DOCKER_CONFIG or ~/.docker): the process that
+// converts is another user and has none. A source that is no reference has no
+// credentials.
+func FindCredentials(source string, opts Options) map[string]Credentials {
+	ref, err := parseReference(strings.TrimPrefix(source, "docker://"), opts)
+	if err != nil {
+		return nil
+	}
+	found := map[string]Credentials{}
+	for _, c := range candidates(ref, opts) {
+		a, err := authn.DefaultKeychain.Resolve(c.Context())
+		if err != nil || a == authn.Anonymous {
+			continue
+		}
+		cfg, err := a.Authorization()
+		if err != nil {
+			continue
+		}
+		found[c.Context().RegistryStr()] = Credentials{Username: cfg.Username, Password: cfg.Password, Token: cfg.IdentityToken}
+	}
+	return found
+}
+
+func parseReference(ref string, opts Options) (name.Reference, error) {
+	var o []name.Option
+	if opts.Insecure {
+		o = append(o, name.Insecure)
+	}
+	return name.ParseReference(ref, o...)
+}
+
+// candidates lists where to ask for ref: the mirrors of its registry, then
+// itself.
+func candidates(ref name.Reference, opts Options) []name.Reference {
+	var out []name.Reference
+	for _, host := range append(opts.Mirrors[ref.Context().RegistryStr()], opts.Mirrors["*"]...) {
+		sep := ":"
+		if _, ok := ref.(name.Digest); ok {
+			sep = "@"
+		}
+		if m, err := parseReference(host+"/"+ref.Context().RepositoryStr()+sep+ref.Identifier(), opts); err == nil {
+			out = append(out, m)
+		}
+	}
+	return append(out, ref)
+}
+
+func openRegistry(ctx context.Context, source string, opts Options) (*opened, error) {
+	ref, err := parseReference(source, opts)
+	if err != nil {
+		return nil, dsec.Errorf(dsec.Invalid, "parse reference", dsec.Quote(source), "neither a path nor a reference: %w", err)
+	}
+	var errs []error
+	for _, c := range candidates(ref, opts) {
+		r := registry{ref: c, opts: opts}
+		img, err := r.open(ctx)
+		if err == nil {
+			return img, nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", c.Context().RegistryStr(), registryError(c.Name(), err)))
+	}
+	// The registry that was named has the last word.
+	return nil, dsec.E(dsec.ClassOf(registryClass(errs[len(errs)-1])), "pull", ref.Name(), errors.Join(errs...))
+}
+
+// registry is one repository of one registry as a contentStore.
+type registry struct {
+	ref  name.Reference
+	opts Options
+}
+
+func (r registry) open(ctx context.Context) (*opened, error) {
+	// Get asks for both families of media types in one request.
+	d, err := remote.Get(r.ref, r.options(ctx)...)
+	if err != nil {
+		return nil, err
+	}
+	return resolver{store: r, opts: r.opts}.fromManifest(ctx, d.Manifest, d.MediaType, 0)
+}
+
+func (r registry) options(ctx context.Context) []remote.Option {
+	auth := authn.Anonymous
+	if c, ok := r.opts.Credentials[r.ref.Context().RegistryStr()]; ok {
+		auth = authn.FromConfig(authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.Token})
+	}
+	return []remote.Option{remote.WithContext(ctx), remote.WithAuth(auth), remote.WithTransport(patient{remote.DefaultTransport}),
+		remote.WithUserAgent("dsec")}
+}
+
+func (r registry) blob(ctx context.Context, d v1.Descriptor, manifest bool) (io.ReadCloser, error) {
+	ref := r.ref.Context().Digest(d.Digest.String())
+	if manifest {
+		m, err := remote.Get(ref, r.options(ctx)...)
+		if err != nil {
+			return nil, registryError(ref.Name(), err)
+		}
+		return io.NopCloser(strings.NewReader(string(m.Manifest))), nil
+	}
+	l, err := remote.Layer(ref, r.options(ctx)...)
+	if err != nil {
+		return nil, registryError(ref.Name(), err)
+	}
+	f, err := l.Compressed()
+	if err != nil {
+		return nil, registryError(ref.Name(), err)
+	}
+	return unavailable{f, ref.Name()}, nil
+}
+
+// unavailable marks a broken download as something to try again.
+type unavailable struct {
+	io.ReadCloser
+	object string
+}
+
+func (u unavailable) Read(p []byte) (int, error) {
+	n, err := u.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		err = registryError(u.object, err)
+	}
+	return n, err
+}
+
+// registryError gives an error of a registry its class.
+func registryError(object string, err error) error {
+	if _, ok := errors.AsType[*dsec.Error](err); ok {
+		return err
+	}
+	class := dsec.Unavailable
+	if te, ok := errors.AsType[*transport.Error](err); ok {
+		switch te.StatusCode {
+		case http.StatusNotFound:
+			class = dsec.NotFound
+		case http.StatusUnauthorized, http.StatusForbidden:
+			class = dsec.PermissionDenied // hubs answer so for what does not exist, too
+		case http.StatusTooManyRequests:
+			class = dsec.ResourceExhausted
+		}
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		class = dsec.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		class = dsec.Timeout
+	case strings.Contains(err.Error(), "error verifying"), strings.Contains(err.Error(), "does not match"):
+		class = dsec.Corrupt
+	}
+	return dsec.E(class, "fetch", object, err)
+}
+
+func registryClass(err error) error {
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
+		return e
+	}
+	return err
+}
+
+// patient waits as long as a registry that limits its rate asks, within reason.
+type patient struct{ next http.RoundTripper }
+
+func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
+	for waits := 0; ; waits++ {
+		resp, err := p.next.RoundTrip(req)
+		if err != nil || resp.StatusCode != http.StatusTooManyRequests || waits == maxWaits || req.Body != nil && req.Body != http.NoBody {
+			return resp, err
+		}
+		wait, ok := retryAfter(resp.Header.Get("Retry-After"), time.Now())
+		if !ok || wait > maxRetryAfter {
+			return resp, nil
+		}
+		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<16)) // so that the connection can be used again
+		resp.Body.Close()
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-req.Context().Done():
+			t.Stop()
+			return nil, req.Context().Err()
+		}
+	}
+}
+
+func retryAfter(h string, now time.Time) (time.Duration, bool) {
+	if s, err := strconv.Atoi(h); err == nil && s >= 0 {
+		return time.Duration(s) * time.Second, true
+	}
+	if t, err := http.ParseTime(h); err == nil {
+		return max(0, t.Sub(now)), true
+	}
+	return 0, false
+}
