@@ -138,7 +138,7 @@ func dataTransport(r *dsecv1.Registration) *http.Transport {
 }
 
 func post(ctx context.Context, rt *http.Transport, reg *dsecv1.Registration, verb string, call []byte) (*dsecv1.NodeReply, error) {
-	resp, err := do(ctx, rt, reg, Request{Method: http.MethodPost, Path: wire.PathCall + verb, Body: bytes.NewReader(call)})
+	resp, err := do(ctx, rt, reg, wire.Request{Method: http.MethodPost, Path: wire.PathCall + verb, Body: bytes.NewReader(call)})
 	if err != nil {
 		return nil, err
 	}
@@ -151,21 +151,11 @@ func post(ctx context.Context, rt *http.Transport, reg *dsecv1.Registration, ver
 	return reply, proto.Unmarshal(b, reply)
 }
 
-// Request is one on a node's data connection.
-type Request struct {
-	Method  string
-	Path    string // with query
-	Project string
-	Header  http.Header
-	Body    io.Reader
-	Length  int64 // of Body; 0: unknown
-}
-
 // Do sends a request over the data connection. An answer that is no success
 // is returned as its error. Until the answer begins it ends with the life of
 // the node; after that with ctx, or when the connection breaks: missing
 // heartbeats alone cut no stream.
-func (c *Cluster) Do(ctx context.Context, id dsec.NodeID, r Request) (*http.Response, error) {
+func (c *Cluster) Do(ctx context.Context, id dsec.NodeID, r wire.Request) (*http.Response, error) {
 	life, reg, rt, err := c.reach(id)
 	if err != nil {
 		return nil, err
@@ -194,7 +184,7 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-func do(ctx context.Context, rt *http.Transport, reg *dsecv1.Registration, r Request) (*http.Response, error) {
+func do(ctx context.Context, rt *http.Transport, reg *dsecv1.Registration, r wire.Request) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, r.Method, "http://node"+r.Path, r.Body)
 	if err != nil {
 		return nil, err
@@ -226,7 +216,7 @@ func (c *Cluster) Stream(ctx context.Context, id dsec.NodeID, path, project stri
 	if err != nil {
 		return nil, nil, dsec.E(dsec.Internal, "call node", string(id), err)
 	}
-	resp, err := c.Do(ctx, id, Request{Method: http.MethodPost, Path: path, Project: project, Body: bytes.NewReader(body)})
+	resp, err := c.Do(ctx, id, wire.Request{Method: http.MethodPost, Path: path, Project: project, Body: bytes.NewReader(body)})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -44,4 +44,3 @@ func (c *Cluster) Tunnel(ctx context.Context, project, sandbox string, port uint
 	}
 	return up, nil
 }
-

@@ -1,6 +1,11 @@
 package wire
 
-import "github.com/opendsec/dsec"
+import (
+	"io"
+	"net/http"
+
+	"github.com/opendsec/dsec"
+)
 
 // Verbs of a node: the last part of the subject of a control call, and the
 // path of the same call on the data connection.
@@ -76,3 +81,13 @@ const (
 
 // Inbox is the prefix of the subjects on which a node gets its answers.
 func Inbox(node dsec.NodeID) string { return "_INBOX." + string(node) }
+
+// Request is one on a node's data connection.
+type Request struct {
+	Method  string
+	Path    string // with query
+	Project string
+	Header  http.Header
+	Body    io.Reader
+	Length  int64 // of Body; 0: unknown
+}

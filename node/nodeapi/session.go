@@ -84,6 +84,7 @@ func (s *Server) runSession(ctx context.Context, who caller, req *dsecv1.NodeSes
 	s.sessions.open[ses.id] = ses
 	s.sessions.mu.Unlock()
 	defer ses.close()
+	now := time.Now() // what happens after hello is not missed
 	if err := send(&dsecv1.Frame{Item: &dsecv1.Frame_Hello{Hello: &dsecv1.Hello{Session: ses.id}}}); err != nil {
 		return err
 	}
@@ -91,16 +92,16 @@ func (s *Server) runSession(ctx context.Context, who caller, req *dsecv1.NodeSes
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	return s.forward(ctx, who, req.Events, func(e dsec.Event) error {
+	return s.forward(ctx, who, req.Events, now, func(e dsec.Event) error {
 		return send(&dsecv1.Frame{Item: &dsecv1.Frame_Event{Event: wire.Event(e)}})
 	})
 }
 
 // forward sends the events a filter selects.
-func (s *Server) forward(ctx context.Context, who caller, f *dsecv1.EventFilter, send func(dsec.Event) error) error {
+func (s *Server) forward(ctx context.Context, who caller, f *dsecv1.EventFilter, now time.Time, send func(dsec.Event) error) error {
 	since := wire.Instant(f.Since)
 	if since.IsZero() {
-		since = time.Now()
+		since = now
 	}
 	sandboxes, types := set(f.Sandboxes), set(f.Types)
 	nf := node.Filter{Project: who.project, Labels: f.Labels, Rollout: f.RolloutKey, All: true}

@@ -1,0 +1,182 @@
+package gateway
+
+import (
+	"net"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/api/dsec/v1/dsecv1connect"
+	"github.com/opendsec/dsec/internal/wire"
+)
+
+// handler is every route, from the outside in: host check, log and metrics,
+// identity, service.
+func (g *Gateway) handler() http.Handler {
+	m := http.NewServeMux()
+	one := connectOptions(maxMessage)
+	many := connectOptions(maxBatch)
+	mount := func(path string, h http.Handler) { m.Handle(path, g.authenticated(h)) }
+	mount(dsecv1connect.NewSandboxesHandler(&sandboxes{g}, many...))
+	mount(dsecv1connect.NewCommandsHandler(&commands{g}, one...))
+	mount(dsecv1connect.NewEventsHandler(&events{g}, one...))
+	mount(dsecv1connect.NewFilesHandler(&fileService{g}, one...))
+	mount(dsecv1connect.NewLayersHandler(&layers{g}, one...))
+	mount(dsecv1connect.NewSystemHandler(&system{g}, one...))
+	mount(dsecv1connect.NewKeysHandler(&keys{g}, one...))
+	raw := func(pattern string, fn func(http.ResponseWriter, *http.Request) error) {
+		m.Handle(pattern, g.authenticated(rawHandler(fn)))
+	}
+	raw("GET /v1/sandboxes/{id}/files", g.readFile)
+	raw("PUT /v1/sandboxes/{id}/files", g.writeFile)
+	raw("GET /v1/sandboxes/{id}/tree", g.downloadTree)
+	raw("PUT /v1/sandboxes/{id}/tree", g.uploadTree)
+	raw("PUT /v1/sandboxes/{id}/execs/{exec}/stdin", g.feedStdin)
+	raw("POST /v1/layers/upload", g.uploadLayer)
+	raw("GET /v1/sandboxes/{id}/tunnel/{port}", g.tunnel)
+	raw("/v1/sandboxes/{id}/ports/{port}/{rest...}", g.port)
+	m.HandleFunc("GET /healthz", g.healthz)
+	m.HandleFunc("GET /readyz", g.readyz)
+	m.Handle("GET /metrics", g.authenticated(g.metrics.handler()))
+	m.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		wire.WriteError(w, dsec.Errorf(dsec.NotFound, "route", r.URL.Path, "no such endpoint"))
+	})
+	return g.observe(g.hosts(m), m)
+}
+
+func connectOptions(most int) []connect.HandlerOption {
+	return []connect.HandlerOption{
+		connect.WithCodec(wire.JSON{}), connect.WithReadMaxBytes(most), connect.WithInterceptors(errorMapping{}),
+		connect.WithCompression("gzip", nil, nil), // most callers are on this machine
+	}
+}
+
+// rawHandler writes the error of a handler that has not answered yet.
+func rawHandler(fn func(http.ResponseWriter, *http.Request) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := fn(w, r); err != nil {
+			wire.WriteError(w, err)
+		}
+	})
+}
+
+// hosts refuses what is meant for another machine: requests of a client that
+// takes the gateway for a proxy, and names that were made to resolve to us.
+func (g *Gateway) hosts(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodConnect || r.URL.Host != "" || !g.ours(r.Host) {
+			wire.WriteError(w, dsec.Errorf(dsec.PermissionDenied, "route", dsec.Quote(r.Host), "this is no proxy, and no name of this gateway"))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (g *Gateway) ours(host string) bool {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.ToLower(strings.Trim(host, "[]"))
+	if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() {
+		return true
+	}
+	return host == "localhost" || host == "dsec" || slices.Contains(g.cfg.Hosts, host)
+}
+
+// observe logs and counts each request, bounds slow clients and keeps a panic
+// from taking more than its request.
+func (g *Gateway) observe(next http.Handler, routes *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		begun := time.Now()
+		rec := &recorder{ResponseWriter: w, rc: http.NewResponseController(w)}
+		who := new(string)
+		r = r.WithContext(withName(r.Context(), who))
+		_, pattern := routes.Handler(r)
+		defer func() {
+			p := recover()
+			if p != nil && p != http.ErrAbortHandler {
+				g.log.Error("panic", "path", r.URL.Path, "value", p, "stack", string(debug.Stack()))
+				p = http.ErrAbortHandler
+			}
+			g.metrics.request(route(pattern, r.URL.Path), rec.status, time.Since(begun))
+			if g.cfg.Access != nil {
+				g.cfg.Access.Info("request", "method", r.Method, "path", r.URL.Path, "status", rec.status, "bytes", rec.bytes,
+					"took", time.Since(begun), "who", *who, "aborted", p != nil)
+			}
+			if p != nil {
+				panic(p)
+			}
+		}()
+		next.ServeHTTP(rec, r)
+	})
+}
+
+// route names a request in metrics: of a service its method, else the pattern,
+// so that the set is bounded.
+func route(pattern, path string) string {
+	if strings.HasPrefix(pattern, "/dsec.v1.") && strings.Count(path, "/") == 2 && knownMethod(path) {
+		return path
+	}
+	return pattern
+}
+
+func knownMethod(path string) bool {
+	_, method, _ := strings.Cut(path[1:], "/")
+	return slices.Contains(methods, method)
+}
+
+var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Renew",
+	"Commit", "Stats", "Exec", "WriteStdin", "CloseStdin", "Signal", "Kill", "Resize", "Wait", "Output", "Kept", "Release",
+	"Open", "Subscribe", "Unsubscribe", "Ack", "Stat", "Mkdir", "Move", "Remove", "SetAttr", "Watch", "Import", "Build",
+	"Inspect", "Tag", "Info", "Nodes", "Doctor", "Revoke"}
+
+// recorder notes what is answered, and gives each write its own deadline: a
+// client that takes nothing for that long is cut off.
+type recorder struct {
+	http.ResponseWriter
+	rc     *http.ResponseController
+	status int
+	bytes  int64
+}
+
+func (r *recorder) WriteHeader(code int) {
+	r.status = code
+	r.ResponseWriter.WriteHeader(code)
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	_ = r.rc.SetWriteDeadline(time.Now().Add(stall)) // HTTP/2 and HTTP/1 both can
+	n, err := r.ResponseWriter.Write(p)
+	r.bytes += int64(n)
+	return n, err
+}
+
+// Flush is what streaming handlers look for.
+func (r *recorder) Flush() {
+	_ = r.rc.SetWriteDeadline(time.Now().Add(stall))
+	_ = r.rc.Flush() // a client that left is seen at the next write
+}
+
+// Unwrap gives http.ResponseController the connection.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+func (g *Gateway) healthz(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) }
+
+// readyz: a node that takes sandboxes is there.
+func (g *Gateway) readyz(w http.ResponseWriter, _ *http.Request) {
+	for _, n := range g.cfg.Cluster.Nodes() {
+		if n.Alive && !n.Draining {
+			_, _ = w.Write([]byte("ok\n"))
+			return
+		}
+	}
+	wire.WriteError(w, dsec.Errorf(dsec.Unavailable, "serve", "", "no node takes sandboxes"))
+}

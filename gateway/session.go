@@ -1,0 +1,283 @@
+package gateway
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/iam"
+	"github.com/opendsec/dsec/internal/wire"
+)
+
+// sessions are the open event streams of clients, by id.
+type sessions struct {
+	mu   sync.Mutex
+	open map[string]*session
+}
+
+// session is the one stream of a client. It merges a stream from each node on
+// which the client subscribed something; what a node sends is taken only when
+// the client took what came before.
+type session struct {
+	id     string
+	g      *Gateway
+	who    iam.Principal
+	scope  string
+	filter *dsecv1.EventFilter // nil: no sandbox events
+	out    chan *dsecv1.Frame
+	ctx    context.Context //nolint:containedctx // the life of the stream
+	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex
+	nodes map[dsec.NodeID]*nodeStream
+	done  bool // nothing is added to wg any more
+	wg    sync.WaitGroup
+}
+
+// nodeStream is the part of a session that comes from one node.
+type nodeStream struct {
+	id    string // of the session on the node
+	node  dsec.NodeID
+	ready chan struct{}               // closed when it is open, or broken
+	err   error                       // after ready: why it is not open
+	subs  map[string]*dsecv1.ExecName // what is subscribed; guarded by session.mu
+	left  map[string]int              // frames that end a subscription and are yet to come
+}
+
+func (x *sessions) find(id string, who iam.Principal) (*session, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	ses := x.open[id]
+	if ses == nil || ses.who != who {
+		return nil, dsec.Errorf(dsec.NotFound, "find session", dsec.Quote(id), "no such session is open: open the event stream first")
+	}
+	return ses, nil
+}
+
+// start registers a session; an older one of the same id and caller ends.
+func (g *Gateway) startSession(ctx context.Context, req *dsecv1.OpenRequest) (*session, error) {
+	id := req.Session
+	if id == "" {
+		id = "e" + dsec.Random(26)
+	}
+	if !wire.SessionID(id) {
+		return nil, dsec.Errorf(dsec.Invalid, "open session", dsec.Quote(id), "want 16 to 64 of A-Z a-z 0-9 _")
+	}
+	ses := &session{id: id, g: g, who: principal(ctx), scope: scope(ctx), filter: req.Events,
+		out: make(chan *dsecv1.Frame), nodes: map[dsec.NodeID]*nodeStream{}}
+	ses.ctx, ses.cancel = context.WithCancelCause(ctx)
+	x := &g.streams
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	old := x.open[id]
+	switch {
+	case old != nil && old.who != ses.who:
+		return nil, dsec.Errorf(dsec.AlreadyExists, "open session", dsec.Quote(id), "is taken")
+	case old != nil:
+		old.cancel(dsec.Errorf(dsec.Canceled, "carry session", id, "it was opened again"))
+	case len(x.open) >= maxSessions:
+		return nil, dsec.Errorf(dsec.ResourceExhausted, "open session", id, "%d sessions are open", maxSessions)
+	}
+	x.open[id] = ses
+	return ses, nil
+}
+
+func (ses *session) close() {
+	x := &ses.g.streams
+	x.mu.Lock()
+	if x.open[ses.id] == ses {
+		delete(x.open, ses.id)
+	}
+	x.mu.Unlock()
+	ses.mu.Lock()
+	ses.done = true
+	ses.mu.Unlock()
+	ses.cancel(nil)
+	ses.wg.Wait()
+}
+
+// spawnLocked runs fn in a goroutine that close waits for.
+func (ses *session) spawnLocked(fn func()) bool {
+	if ses.done {
+		return false
+	}
+	ses.wg.Add(1)
+	go func() {
+		defer ses.wg.Done()
+		fn()
+	}()
+	return true
+}
+
+// send waits until the client takes a frame, or the session ends.
+func (ses *session) send(f *dsecv1.Frame) error {
+	select {
+	case ses.out <- f:
+		return nil
+	case <-ses.ctx.Done():
+		return context.Cause(ses.ctx)
+	}
+}
+
+// stream returns the open stream to a node, and opens it if need be.
+func (ses *session) stream(ctx context.Context, node dsec.NodeID) (*nodeStream, error) {
+	ses.mu.Lock()
+	ns := ses.nodes[node]
+	if ns == nil {
+		ns = &nodeStream{id: "n" + dsec.Random(26), node: node, ready: make(chan struct{}),
+			subs: map[string]*dsecv1.ExecName{}, left: map[string]int{}}
+		if !ses.spawnLocked(func() { ses.run(ns) }) {
+			ses.mu.Unlock()
+			return nil, dsec.Errorf(dsec.NotFound, "find session", ses.id, "it has ended")
+		}
+		ses.nodes[node] = ns
+	}
+	ses.mu.Unlock()
+	select {
+	case <-ns.ready:
+		return ns, ns.err
+	case <-ses.ctx.Done():
+		return nil, dsec.E(dsec.Canceled, "open session", ses.id, context.Cause(ses.ctx))
+	case <-ctx.Done():
+		return nil, dsec.E(dsec.ClassOf(ctx.Err()), "open session on node", string(node), context.Cause(ctx))
+	}
+}
+
+// run carries what one node sends; when it breaks, every subscription there
+// ends with an error that says whether to subscribe again.
+func (ses *session) run(ns *nodeStream) {
+	opened := false
+	err := ses.read(ns, func() {
+		opened = true
+		close(ns.ready)
+	})
+	if dsec.ClassOf(err) == dsec.Internal {
+		err = dsec.E(dsec.Unavailable, "carry session from node", string(ns.node), err)
+	}
+	ses.mu.Lock()
+	delete(ses.nodes, ns.node)
+	lost := ns.subs
+	ns.subs = nil
+	ses.mu.Unlock()
+	if !opened {
+		ns.err = err
+		close(ns.ready)
+	}
+	for _, n := range lost {
+		_ = ses.send(subscriptionError(n.Sandbox, n.Exec, err)) // the session has ended
+	}
+	if opened && ses.filter != nil {
+		_ = ses.send(subscriptionError("", "", err))
+	}
+}
+
+func (ses *session) read(ns *nodeStream, opened func()) error {
+	ctx, cancel := context.WithCancel(ses.ctx)
+	defer cancel()
+	r, closer, err := ses.g.cfg.Cluster.Stream(ctx, ns.node, wire.PathSession, ses.scope,
+		&dsecv1.NodeSession{Session: ns.id, Events: ses.filter})
+	if err != nil {
+		return err
+	}
+	defer closer.Close()
+	return relay(r, closer, func() *dsecv1.Frame { return &dsecv1.Frame{} }, func(f *dsecv1.Frame) error {
+		switch {
+		case f.GetHello() != nil:
+			opened()
+			return nil
+		case f.Item == nil: // a sign of life
+			return nil
+		}
+		ses.note(ns, f)
+		return ses.send(f)
+	}, &dsecv1.Frame{})
+}
+
+func subscriptionError(sandbox, exec string, err error) *dsecv1.Frame {
+	return &dsecv1.Frame{Item: &dsecv1.Frame_Error{Error: &dsecv1.SubscriptionError{
+		Sandbox: sandbox, Exec: exec, Error: wire.Detail(err)}}}
+}
+
+func subKey(sandbox, exec string) string { return sandbox + "/" + exec }
+
+// add notes a subscription before the node hears of it.
+func (ses *session) add(ns *nodeStream, sandbox, exec, mode string) {
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	if ns.subs == nil {
+		return // broken meanwhile: the call to the node will say so
+	}
+	k := subKey(sandbox, exec)
+	ns.subs[k] = &dsecv1.ExecName{Sandbox: sandbox, Exec: exec}
+	ns.left[k] = 1
+	if mode == "stream" {
+		ns.left[k] = 3 // the end, and of each stream the end
+	}
+}
+
+func (ses *session) drop(ns *nodeStream, sandbox, exec string) {
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	delete(ns.subs, subKey(sandbox, exec))
+	delete(ns.left, subKey(sandbox, exec))
+}
+
+// note forgets a subscription when the last frame of it passes.
+func (ses *session) note(ns *nodeStream, f *dsecv1.Frame) {
+	var k string
+	switch {
+	case f.GetError() != nil:
+		ses.drop(ns, f.GetError().Sandbox, f.GetError().Exec)
+		return
+	case f.GetEnded() != nil:
+		k = subKey(f.GetEnded().Sandbox, f.GetEnded().Exec)
+	case f.GetOutput().GetChunk().GetEof():
+		k = subKey(f.GetOutput().Sandbox, f.GetOutput().Exec)
+	default:
+		return
+	}
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	if ns.left[k]--; ns.left[k] <= 0 {
+		delete(ns.subs, k)
+		delete(ns.left, k)
+	}
+}
+
+// events keeps a stream open to every node that is alive, so that events of
+// all sandboxes come. It returns when those known now are open or failed.
+func (ses *session) events() {
+	open := func() {
+		var wg sync.WaitGroup
+		for _, n := range ses.g.cfg.Cluster.Nodes() {
+			if n.Alive {
+				wg.Add(1)
+				go func() {
+					defer wg.Done()
+					_, _ = ses.stream(ses.ctx, dsec.NodeID(n.Id)) // tried again below
+				}()
+			}
+		}
+		wg.Wait()
+	}
+	open()
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	ses.spawnLocked(func() {
+		tick := time.NewTicker(reopenEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ses.ctx.Done():
+				return
+			case <-tick.C:
+				open()
+			}
+		}
+	})
+}
+
+// reopenEvery is how long events of a node that came back may be missed.
+const reopenEvery = time.Second
