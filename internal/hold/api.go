@@ -10,7 +10,8 @@ import (
 // Options of Ensure.
 type Options struct {
 	Socket  string        // path of the unix socket; its directory must exist and be ours
-	Command []string      // how to run dsec-hold if none runs; nil: the embedded binary
+	Binary  *os.File      // dsec-hold, to run if none runs: embedded.Hold()
+	Command []string      // instead: how to run it, see SelfCommand
 	Cgroup  string        // directory of the v2 cgroup the hold lives in; made if missing; "" stays where we are
 	Tasks   []string      // v1 "tasks" files it joins
 	Log     string        // file its log is appended to; "" discards it

@@ -2,7 +2,6 @@ package hold
 
 import (
 	"context"
-	"errors"
 	"os"
 	"syscall"
 
@@ -10,117 +9,188 @@ import (
 	"github.com/opendsec/dsec/process"
 )
 
-var errNotYet = errors.New("not in this build")
-
-func notYet(op string) error { return dsec.E(dsec.Unsupported, op, "", errNotYet) }
-
-// Client is the one client of a hold.
-type Client struct {
-	info   Info
-	events chan Event
-	done   chan struct{}
+// Shutdown ends every sandbox and the hold itself.
+func (c *Client) Shutdown(ctx context.Context) error {
+	return c.call(ctx, opShutdown, nil, nil, nil)
 }
 
-// Ensure connects to the hold behind o.Socket, and starts one if none runs: a
-// session of its own, in its own cgroup, nobody's child.
-func Ensure(ctx context.Context, o Options) (*Client, error) { return nil, notYet("start hold") }
-
-// Dial connects to a running hold. Another live client is Conflict, no hold
-// Unavailable.
-func Dial(ctx context.Context, socket string) (*Client, error) { return nil, notYet("dial hold") }
-
-// Info says what is at the other end.
-func (c *Client) Info() Info { return c.info }
-
-// Done is closed when the connection is lost: every call fails Unavailable.
-func (c *Client) Done() <-chan struct{} { return c.done }
-
-// Close leaves the hold, which goes on.
-func (c *Client) Close() error { return nil }
-
-// Shutdown ends every sandbox and the hold itself.
-func (c *Client) Shutdown(ctx context.Context) error { return notYet("shut down hold") }
-
 // Put keeps a descriptor under a name, replacing one that is there.
-func (c *Client) Put(ctx context.Context, name string, f *os.File) error { return notYet("put") }
+func (c *Client) Put(ctx context.Context, name string, f *os.File) error {
+	return c.call(ctx, opPut, wireName{name}, []*os.File{f}, nil)
+}
 
 // Get returns a duplicate of a kept descriptor; NotFound.
-func (c *Client) Get(ctx context.Context, name string) (*os.File, error) { return nil, notYet("get") }
+func (c *Client) Get(ctx context.Context, name string) (*os.File, error) {
+	return c.oneFile(ctx, opGet, wireName{name})
+}
+
+func (c *Client) oneFile(ctx context.Context, o op, body any) (*os.File, error) {
+	files, err := c.callFiles(ctx, o, body, nil, 1)
+	if err != nil {
+		return nil, err
+	}
+	return files[0], nil
+}
 
 // Drop closes a kept descriptor; an unknown name is a success.
-func (c *Client) Drop(ctx context.Context, name string) error { return notYet("drop") }
+func (c *Client) Drop(ctx context.Context, name string) error {
+	return c.call(ctx, opDrop, wireName{name}, nil, nil)
+}
 
 // Names lists what is kept under names that begin with prefix.
 func (c *Client) Names(ctx context.Context, prefix string) ([]string, error) {
-	return nil, notYet("list names")
+	var w wireNames
+	err := c.call(ctx, opNames, wireName{prefix}, nil, &w)
+	return w.Names, err
 }
 
 // Spawn makes a shell. AlreadyExists if the id is known.
-func (c *Client) Spawn(ctx context.Context, s SpawnSpec) (*Shell, error) { return nil, notYet("spawn") }
+func (c *Client) Spawn(ctx context.Context, s SpawnSpec) (*Shell, error) {
+	var files []*os.File
+	if s.NetNS != nil {
+		files = append(files, s.NetNS)
+	}
+	id := s.ID
+	w := wireSpawn{SpawnSpec: s, HasNet: s.NetNS != nil}
+	f, ok, err := c.request(ctx, opSpawn, w, files, func(frame) {
+		_ = c.RemoveSandbox(context.WithoutCancel(ctx), id)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return shell(f, ok)
+}
 
-// Enter gives a shell its root; once per shell.
-func (c *Client) Enter(ctx context.Context, s EnterSpec) error { return notYet("enter") }
+func shell(f frame, ok bool) (*Shell, error) {
+	var w wireShell
+	got, err := wantFiles(f, ok, &w, 2)
+	if err != nil {
+		return nil, err
+	}
+	return &Shell{UserNS: got[0], NetNS: got[1], PID: w.PID}, nil
+}
+
+// Enter gives a shell its root; once per shell. After an error the sandbox can
+// only be removed.
+func (c *Client) Enter(ctx context.Context, s EnterSpec) error {
+	if s.Root == nil {
+		return dsec.Errorf(dsec.Invalid, "enter sandbox", s.ID, "no root is given")
+	}
+	w := wireEnter{ID: s.ID, HasDev: s.Dev != nil, Hostname: s.Hostname, ShmSize: s.ShmSize, Lo: s.Lo, Sysctls: s.Sysctls,
+		Masks: s.Masks, ReadOnly: s.ReadOnly}
+	files := []*os.File{s.Root}
+	if s.Dev != nil {
+		files = append(files, s.Dev)
+	}
+	for _, m := range s.Mounts {
+		w.Mounts = append(w.Mounts, wireMount{HasSource: m.Source != nil, Target: m.Target, Size: m.Size, Mode: m.Mode, RO: m.RO, Exec: m.Exec})
+		if m.Source != nil {
+			files = append(files, m.Source)
+		}
+	}
+	if len(files) > maxFiles-1 {
+		return dsec.Errorf(dsec.Invalid, "enter sandbox", s.ID, "%d mounts, at most %d", len(s.Mounts), maxFiles-3)
+	}
+	return c.call(ctx, opEnter, w, files, nil)
+}
 
 // Exec starts a command. Errors of its own making name the step: FileNotFound
 // and PermissionDenied for program and cwd, Invalid for arguments too long.
 func (c *Client) Exec(ctx context.Context, s ExecSpec) (process.Process, error) {
-	return nil, notYet("exec")
+	f, ok, err := c.request(ctx, opExec, toWireExec(s), nil, func(frame) {
+		p := &command{c: c, sandbox: s.Sandbox, spec: s.Spec}
+		ctx := context.WithoutCancel(ctx)
+		if p.Kill(ctx) == nil {
+			if _, err := p.Wait(ctx); err == nil {
+				_ = p.Release(ctx)
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	var w wireExecInfo
+	files, err := finish(f, ok, &w)
+	closeAll(files)
+	if err != nil {
+		return nil, err
+	}
+	return &command{c: c, sandbox: s.Sandbox, spec: s.Spec}, nil
 }
 
 // Process finds a command that runs or waits for Release; NotFound.
 func (c *Client) Process(ctx context.Context, sandbox, exec string) (process.Process, error) {
-	return nil, notYet("find exec")
+	var w wireExecInfo
+	if err := c.call(ctx, opFind, wireRef{Sandbox: sandbox, Exec: exec}, nil, &w); err != nil {
+		return nil, err
+	}
+	return &command{c: c, sandbox: sandbox, spec: w.Spec.spec()}, nil
 }
 
 // HoldClock stops or continues the clocks of the commands of a sandbox, those
 // started later included.
 func (c *Client) HoldClock(ctx context.Context, sandbox string, held bool) error {
-	return notYet("hold clock")
+	return c.call(ctx, opClock, wireRef{Sandbox: sandbox, Held: held}, nil, nil)
 }
 
-// SignalInit sends a signal to nobody but PID 1 of the sandbox, which ignores
-// all but SIGKILL.
+// SignalInit sends a signal to PID 1 of the sandbox alone, which ignores all
+// but SIGKILL.
 func (c *Client) SignalInit(ctx context.Context, sandbox string, sig syscall.Signal) error {
-	return notYet("signal init")
+	return c.call(ctx, opSignalInit, wireRef{Sandbox: sandbox, Signal: int(sig)}, nil, nil)
 }
 
 // KillSandbox ends every process of a sandbox and returns when they are gone.
-// Unknown and ended ones succeed. What hold knows stays until RemoveSandbox.
+// Unknown and ended ones succeed. What hold knows stays until RemoveSandbox. A
+// frozen sandbox must be thawed first, or while this waits.
 func (c *Client) KillSandbox(ctx context.Context, sandbox string) error {
-	return notYet("kill sandbox")
+	return c.call(ctx, opKillSandbox, wireRef{Sandbox: sandbox}, nil, nil)
 }
 
 // RemoveSandbox kills it and forgets it with its commands, spools and exec
 // cgroups. Unknown ones succeed.
 func (c *Client) RemoveSandbox(ctx context.Context, sandbox string) error {
-	return notYet("remove sandbox")
+	return c.call(ctx, opRemove, wireRef{Sandbox: sandbox}, nil, nil)
 }
 
 // StartFiles starts a file helper as a user inside the user and mount
-// namespaces of a sandbox, and returns the socket it serves on. It ends when
-// the socket is closed, and with the sandbox.
+// namespaces of a sandbox, and returns the stream socket it serves on. It ends
+// when the socket is closed, and with the sandbox.
 func (c *Client) StartFiles(ctx context.Context, s FilesSpec) (*os.File, error) {
-	return nil, notYet("start files")
+	return c.oneFile(ctx, opFiles, s)
 }
 
-// OpenIn opens a path for reading inside a sandbox's root, links followed
-// there, and returns a regular file; used for /etc/passwd before a command.
+// OpenIn opens a regular file of a sandbox's root for reading, links followed
+// there; it crosses no mount. For /etc/passwd before a command.
 func (c *Client) OpenIn(ctx context.Context, sandbox, path string) (*os.File, error) {
-	return nil, notYet("open in sandbox")
+	return c.oneFile(ctx, opOpenIn, wireRef{Sandbox: sandbox, Path: raw(path)})
 }
 
 // Namespaces returns the user and network namespace of a live sandbox.
 func (c *Client) Namespaces(ctx context.Context, sandbox string) (*Shell, error) {
-	return nil, notYet("get namespaces")
+	f, ok, err := c.request(ctx, opNamespaces, wireRef{Sandbox: sandbox}, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return shell(f, ok)
 }
 
 // List tells everything hold knows.
-func (c *Client) List(ctx context.Context) ([]SandboxInfo, error) { return nil, notYet("list") }
-
-// Events returns the channel of ends: those not acknowledged before come
-// first. It is closed when the connection is lost. One receiver; it must
-// receive, else calls of this client stall.
-func (c *Client) Events() <-chan Event { return c.events }
+func (c *Client) List(ctx context.Context) ([]SandboxInfo, error) {
+	var w []wireSandboxInfo
+	if err := c.call(ctx, opList, nil, nil, &w); err != nil {
+		return nil, err
+	}
+	list := make([]SandboxInfo, len(w))
+	for i, x := range w {
+		list[i] = x.SandboxInfo
+		for _, e := range x.Execs {
+			list[i].Execs = append(list[i].Execs, e.info())
+		}
+	}
+	return list, nil
+}
 
 // Ack says that an event was recorded.
-func (c *Client) Ack(ctx context.Context, e Event) error { return notYet("ack") }
+func (c *Client) Ack(ctx context.Context, e Event) error {
+	return c.call(ctx, opAck, wireRef{Sandbox: e.Sandbox, Exec: e.Exec, Type: e.Type}, nil, nil)
+}

@@ -78,9 +78,7 @@ type frame struct {
 }
 
 func (f *frame) close() {
-	for _, x := range f.files {
-		_ = x.Close()
-	}
+	closeAll(f.files)
 	f.files = nil
 }
 

@@ -1,0 +1,290 @@
+package hold
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+// Version of this program, told by Info.
+const Version = "0.1.0"
+
+var (
+	errHoldGone  = errors.New("the hold is gone")
+	aLongTimeAgo = time.Unix(1, 0)
+	never        time.Time
+)
+
+// Client is the one client of a hold.
+type Client struct {
+	info   Info
+	w      *wire
+	events chan Event
+	done   chan struct{}
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	next    uint64
+	waiting map[uint64]chan frame
+	closed  bool
+	backlog []Event
+	more    chan struct{} // capacity 1
+}
+
+// Ensure connects to the hold behind o.Socket, and starts one if none runs: a
+// session of its own, in its own cgroup, nobody's child.
+func Ensure(ctx context.Context, o Options) (*Client, error) {
+	if o.Start == 0 {
+		o.Start = 10 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.Start)
+	defer cancel()
+	c, err := Dial(ctx, o.Socket)
+	if err == nil {
+		c.info.Adopted = true
+		return c, nil
+	}
+	if dsec.ClassOf(err) != dsec.Unavailable {
+		return nil, err
+	}
+	if err := launchDaemon(ctx, o); err != nil {
+		if _, ok := errors.AsType[*dsec.Error](err); ok {
+			return nil, err
+		}
+		return nil, dsec.E(dsec.Unavailable, "start hold", o.Socket, err)
+	}
+	return Dial(ctx, o.Socket)
+}
+
+// Dial connects to a running hold. No hold is Unavailable. Another live client
+// is Conflict; one that has just died is waited for until ctx ends, at most 2 s.
+func Dial(ctx context.Context, socket string) (*Client, error) {
+	limit := time.Now().Add(2 * time.Second)
+	for {
+		c, err := dialOnce(ctx, socket)
+		if err == nil || dsec.ClassOf(err) != dsec.Conflict || time.Now().After(limit) {
+			return c, err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+func dialOnce(ctx context.Context, socket string) (*Client, error) {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unixpacket", socket)
+	if err != nil {
+		return nil, dsec.E(dsec.Unavailable, "dial hold", socket, err)
+	}
+	c := &Client{w: newWire(nc.(*net.UnixConn)), events: make(chan Event), done: make(chan struct{}),
+		waiting: map[uint64]chan frame{}, more: make(chan struct{}, 1)}
+	c.wg.Go(c.receive)
+	c.wg.Go(c.deliver)
+	var h wireHello
+	if err := c.call(ctx, opHello, nil, nil, &h); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	c.info = Info{Protocol: h.Protocol, Version: h.Version, PID: h.PID, Started: h.Started}
+	return c, nil
+}
+
+// Info says what is at the other end.
+func (c *Client) Info() Info { return c.info }
+
+// Done is closed when the connection is lost: every call fails Unavailable.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Events returns the channel of ends: those not acknowledged before come
+// first. It is closed when the connection is lost. One receiver.
+func (c *Client) Events() <-chan Event { return c.events }
+
+// Close leaves the hold, which goes on.
+func (c *Client) Close() error {
+	err := c.w.c.Close()
+	c.wg.Wait()
+	return err
+}
+
+func (c *Client) receive() {
+	for {
+		f, err := c.w.recv()
+		if err != nil {
+			break
+		}
+		if f.op == opEvent {
+			var e Event
+			if json.Unmarshal(f.body, &e) == nil {
+				c.mu.Lock()
+				c.backlog = append(c.backlog, e)
+				c.mu.Unlock()
+				select {
+				case c.more <- struct{}{}:
+				default:
+				}
+			}
+			f.close()
+			continue
+		}
+		c.mu.Lock()
+		ch := c.waiting[f.id]
+		delete(c.waiting, f.id)
+		c.mu.Unlock()
+		if ch == nil {
+			f.close()
+			continue
+		}
+		ch <- f
+	}
+	c.mu.Lock()
+	c.closed = true
+	for _, ch := range c.waiting {
+		close(ch)
+	}
+	c.waiting = nil
+	c.mu.Unlock()
+	_ = c.w.c.Close()
+	close(c.done)
+}
+
+// deliver hands events on without holding up replies.
+func (c *Client) deliver() {
+	defer close(c.events)
+	for {
+		c.mu.Lock()
+		list := c.backlog
+		c.backlog = nil
+		c.mu.Unlock()
+		for _, e := range list {
+			select {
+			case c.events <- e:
+			case <-c.done:
+				return
+			}
+		}
+		select {
+		case <-c.more:
+		case <-c.done:
+			return
+		}
+	}
+}
+
+// begin sends a request; its reply comes on the channel, which is closed if the
+// connection is lost.
+func (c *Client) begin(o op, body any, files []*os.File) (<-chan frame, uint64, error) {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return nil, 0, dsec.E(dsec.Invalid, "encode request", "", err)
+	}
+	ch := make(chan frame, 1)
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil, 0, dsec.E(dsec.Unavailable, "call hold", "", errHoldGone)
+	}
+	c.next++
+	id := c.next
+	c.waiting[id] = ch
+	c.mu.Unlock()
+	if err := c.w.send(frame{op: o, id: id, body: b, files: files}); err != nil {
+		c.mu.Lock()
+		delete(c.waiting, id)
+		c.mu.Unlock()
+		return nil, 0, dsec.E(dsec.Unavailable, "call hold", "", err)
+	}
+	return ch, id, nil
+}
+
+// finish reads a reply into out and returns its descriptors.
+func finish(f frame, ok bool, out any) ([]*os.File, error) {
+	if !ok {
+		return nil, dsec.E(dsec.Unavailable, "call hold", "", errHoldGone)
+	}
+	if f.flags&flagError != 0 {
+		f.close()
+		return nil, decodeError(f.body)
+	}
+	if out != nil {
+		if err := json.Unmarshal(f.body, out); err != nil {
+			f.close()
+			return nil, dsec.E(dsec.Internal, "read reply of hold", "", err)
+		}
+	}
+	return f.files, nil
+}
+
+// request sends a request and waits. When ctx ends first, undo is called with
+// what the reply would have brought, should it come; it may be nil.
+func (c *Client) request(ctx context.Context, o op, body any, files []*os.File, undo func(frame)) (frame, bool, error) {
+	if err := ctx.Err(); err != nil {
+		return frame{}, false, dsec.E(dsec.ClassOf(err), "call hold", "", err)
+	}
+	ch, id, err := c.begin(o, body, files)
+	if err != nil {
+		return frame{}, false, err
+	}
+	select {
+	case f, ok := <-ch:
+		return f, ok, nil
+	case <-ctx.Done():
+	}
+	if undo == nil {
+		c.mu.Lock()
+		delete(c.waiting, id)
+		c.mu.Unlock()
+		select {
+		case f := <-ch: // it came in the meantime
+			f.close()
+		default:
+		}
+	} else {
+		c.wg.Go(func() {
+			if f, ok := <-ch; ok {
+				if f.flags&flagError == 0 {
+					undo(f)
+				}
+				f.close()
+			}
+		})
+	}
+	return frame{}, false, dsec.E(dsec.ClassOf(ctx.Err()), "call hold", "", ctx.Err())
+}
+
+// call is a request whose reply brings no descriptors.
+func (c *Client) call(ctx context.Context, o op, body any, files []*os.File, out any) error {
+	f, ok, err := c.request(ctx, o, body, files, nil)
+	if err != nil {
+		return err
+	}
+	got, err := finish(f, ok, out)
+	closeAll(got)
+	return err
+}
+
+// callFiles is a request whose reply brings n descriptors.
+func (c *Client) callFiles(ctx context.Context, o op, body any, out any, n int) ([]*os.File, error) {
+	f, ok, err := c.request(ctx, o, body, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return wantFiles(f, ok, out, n)
+}
+
+func wantFiles(f frame, ok bool, out any, n int) ([]*os.File, error) {
+	got, err := finish(f, ok, out)
+	if err == nil && len(got) != n {
+		closeAll(got)
+		return nil, dsec.Errorf(dsec.Internal, "read reply of hold", "", "%d descriptors, want %d", len(got), n)
+	}
+	return got, err
+}

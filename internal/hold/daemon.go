@@ -1,0 +1,316 @@
+package hold
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// Roles are the first argument of dsec-hold.
+const (
+	roleStart = "hold-start" // joins the cgroups, starts hold-serve in a session of its own, ends
+	roleServe = "hold-serve" // is the hold
+	roleFiles = "hold-files" // serves the file protocol on stdin
+)
+
+// daemonConfig is the second argument of start and serve.
+type daemonConfig struct {
+	Socket  string
+	Forkers int
+	Version string
+	Join    []string // cgroup.procs files
+}
+
+// FilesRole runs the file helper: it serves on the connection until it is
+// closed. cmd/dsec-hold gives it; without one the role is refused.
+type FilesRole func(c net.Conn) error
+
+// Main runs the role that args name and returns the exit code. args are the
+// program's without its name.
+func Main(args []string, files FilesRole) int {
+	if len(args) == 0 {
+		fmt.Fprintln(os.Stderr, "dsec-hold: started by dsec, not by hand")
+		return 2
+	}
+	var err error
+	switch args[0] {
+	case roleStart:
+		err = start(args)
+	case roleServe:
+		err = runServer(args)
+	case roleFiles:
+		err = runFiles(files)
+	default:
+		err = fmt.Errorf("unknown role %q", args[0])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "dsec-hold:", err)
+		return 1
+	}
+	return 0
+}
+
+// MainIfAsked is for TestMain of packages whose tests run a hold from the test
+// binary itself (Options.Command = SelfCommand()), and so under the race
+// detector: if this process was started as one, it is one and never returns.
+func MainIfAsked(files FilesRole) {
+	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "hold-") {
+		os.Exit(Main(os.Args[1:], files))
+	}
+}
+
+// SelfCommand runs this program as a hold; its main must call MainIfAsked.
+func SelfCommand() []string { return []string{"/proc/self/exe"} }
+
+func config(args []string) (daemonConfig, error) {
+	var c daemonConfig
+	if len(args) < 2 {
+		return c, errors.New("no configuration")
+	}
+	return c, json.Unmarshal([]byte(args[1]), &c)
+}
+
+// readyFD is where the daemon says that it listens.
+const readyFD = 3
+
+func start(args []string) error {
+	c, err := config(args)
+	if err != nil {
+		return err
+	}
+	for _, j := range c.Join {
+		if err := os.WriteFile(j, []byte("0"), 0); err != nil {
+			return err
+		}
+	}
+	ready := os.NewFile(readyFD, "ready")
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	_, err = os.StartProcess(fmt.Sprintf("/proc/self/fd/%d", self.Fd()), []string{os.Args[0], roleServe, args[1]}, &os.ProcAttr{
+		Dir: "/", Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, ready}, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	return err
+}
+
+func runFiles(files FilesRole) error {
+	if files == nil {
+		return errors.New("this binary has no file helper")
+	}
+	c, err := net.FileConn(os.Stdin)
+	if err != nil {
+		return err
+	}
+	_ = os.Stdin.Close()
+	return files(c)
+}
+
+// runServer is the hold: it returns when it is shut down.
+func runServer(args []string) error {
+	c, err := config(args)
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread() // forkers and sandboxes die with this thread
+	debug.SetGCPercent(50)
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	ready := os.NewFile(readyFD, "ready")
+	s, err := newServer(c, log)
+	if err != nil {
+		_, _ = ready.WriteString(err.Error())
+		return err
+	}
+	_, _ = ready.WriteString("ok")
+	_ = ready.Close()
+	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE)
+	log.Info("hold listens", "socket", c.Socket, "pid", os.Getpid())
+	go s.accept()
+	go s.sweep()
+	<-s.quit
+	log.Info("hold ends")
+	_ = os.Remove(c.Socket)
+	return nil
+}
+
+func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
+	var lim unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
+		lim.Cur = lim.Max
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
+	}
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0) // not permitted everywhere
+	lock, err := os.OpenFile(c.Socket+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errRuns
+	}
+	if err := os.Remove(c.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	lis, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: c.Socket, Net: "unixpacket"})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(c.Socket, 0o600); err != nil {
+		return nil, err
+	}
+	s := &server{socket: c.Socket, version: c.Version, started: time.Now(), log: log, lis: lis, lock: lock, quit: make(chan struct{}),
+		store: map[string]*os.File{}, sandboxes: map[string]*sandbox{}, lingering: map[string]struct{}{}}
+	if s.self, err = os.Open("/proc/self/exe"); err != nil {
+		return nil, err
+	}
+	image, err := forkerImage()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = image.Close() }()
+	n := c.Forkers
+	if n <= 0 {
+		n = runtime.NumCPU()
+	}
+	s.forkers = make(chan *forker, n)
+	for range n {
+		k, err := startForker(image)
+		if err != nil {
+			return nil, err
+		}
+		s.forkers <- k
+		go s.watchForker(k)
+	}
+	return s, nil
+}
+
+// watchForker ends the hold if a forker dies: it never does by itself, and a
+// hold without one could start nothing.
+func (s *server) watchForker(k *forker) {
+	st, err := k.proc.Wait()
+	s.log.Error("forker ended", "pid", k.proc.Pid, "state", st, "error", err)
+}
+
+// ctx ends with the hold.
+func (s *server) ctx() context.Context { return context.Background() }
+
+// shutdown ends every sandbox and then the hold.
+func (s *server) shutdown(ctx context.Context) {
+	s.mu.Lock()
+	all := make([]*sandbox, 0, len(s.sandboxes))
+	for _, sb := range s.sandboxes {
+		if sb.pidfd != nil {
+			all = append(all, sb)
+		}
+	}
+	s.mu.Unlock()
+	for _, sb := range all {
+		if err := s.remove(ctx, sb); err != nil {
+			s.log.Error("shut down", "sandbox", sb.spec.ID, "error", err)
+		}
+	}
+	_ = s.lis.Close()
+	time.AfterFunc(drainMost, func() { close(s.quit) }) // after the reply
+}
+
+var errRuns = errors.New("a hold runs already")
+
+// launchDaemon starts a hold and waits until it listens.
+func launchDaemon(ctx context.Context, o Options) error {
+	cfg := daemonConfig{Socket: o.Socket, Forkers: o.Forkers, Version: Version}
+	if o.Cgroup != "" {
+		if err := os.Mkdir(o.Cgroup, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		cfg.Join = append(cfg.Join, filepath.Join(o.Cgroup, "cgroup.procs"))
+	}
+	for _, t := range o.Tasks {
+		cfg.Join = append(cfg.Join, filepath.Join(filepath.Dir(t), "cgroup.procs"))
+	}
+	arg, err := json.Marshal(cfg)
+	if err != nil {
+		return err
+	}
+	log := os.DevNull
+	if o.Log != "" {
+		log = o.Log
+	}
+	out, err := os.OpenFile(log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = out.Close() }()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = null.Close() }()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	command, done, err := o.command()
+	if err != nil {
+		_ = w.Close()
+		return err
+	}
+	defer done()
+	argv := append(append([]string{}, command...), roleStart, string(arg))
+	p, err := os.StartProcess(command[0], argv, &os.ProcAttr{Dir: "/", Env: os.Environ(), Files: []*os.File{null, out, out, w},
+		Sys: &syscall.SysProcAttr{Setsid: true}})
+	_ = w.Close()
+	if err != nil {
+		return err
+	}
+	st, err := p.Wait()
+	if err != nil || !st.Success() {
+		return fmt.Errorf("starter ended with %v: %w (see %s)", st, errors.Join(err), log)
+	}
+	return awaitReady(ctx, r)
+}
+
+func awaitReady(ctx context.Context, r *os.File) error {
+	stop := context.AfterFunc(ctx, func() { _ = r.SetReadDeadline(aLongTimeAgo) })
+	defer stop()
+	b := make([]byte, 1024)
+	n, err := r.Read(b)
+	switch {
+	case string(b[:n]) == "ok":
+		return nil
+	case n > 0:
+		return errors.New(string(b[:n]))
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return fmt.Errorf("it ended while starting: %w", err)
+}
+
+// command is how to run dsec-hold; done is called after the start.
+func (o *Options) command() (argv []string, done func(), err error) {
+	if len(o.Command) > 0 {
+		return o.Command, func() {}, nil
+	}
+	if o.Binary == nil {
+		return nil, nil, dsec.Errorf(dsec.Invalid, "start hold", o.Socket, "no binary is given")
+	}
+	f, err := duplicate(o.Binary) // a number above those the child gets
+	if err != nil {
+		return nil, nil, err
+	}
+	return []string{fmt.Sprintf("/proc/self/fd/%d", fdOf(f))}, func() { _ = f.Close() }, nil
+}

@@ -1,0 +1,244 @@
+package hold
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/opendsec/dsec/process"
+)
+
+// usage is what is read of the sandbox's accounting files at the start and the
+// end of a command.
+type usage struct {
+	files    Account
+	oom      int64
+	throttle time.Duration
+}
+
+func (u *usage) begin(a Account) {
+	u.files = a
+	u.oom = counter(a.OOM, "oom_kill")
+	u.throttle = throttled(a.Throttle)
+}
+
+// counter reads "name N" from a file of such lines, 0 if it is not there.
+func counter(path, name string) int64 {
+	if path == "" {
+		return 0
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0
+	}
+	for line := range bytes.Lines(b) {
+		if f := strings.Fields(string(line)); len(f) == 2 && f[0] == name {
+			n, _ := strconv.ParseInt(f[1], 10, 64)
+			return n
+		}
+	}
+	return 0
+}
+
+func throttled(path string) time.Duration {
+	if n := counter(path, "throttled_time"); n > 0 {
+		return time.Duration(n)
+	}
+	return time.Duration(counter(path, "throttled_usec")) * time.Microsecond
+}
+
+func number(path string) int64 {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	return n
+}
+
+// watch waits for the end of the main process and makes the result.
+func (e *execution) watch() {
+	end, err := awaitEnd(e.pidfd)
+	wall := time.Since(e.begun)
+	if err != nil {
+		e.sb.s.log.Error("wait for exec", "exec", e.spec.Spec.ID, "error", err)
+	}
+	held := e.clock.stop()
+	for _, p := range e.out {
+		if p != nil {
+			p.finish()
+		}
+	}
+	limit := time.NewTimer(drainMost)
+	defer limit.Stop()
+	for _, p := range e.out {
+		if p == nil {
+			continue
+		}
+		select {
+		case <-p.drained:
+		case <-limit.C:
+		}
+	}
+	r := e.result(end, wall, held)
+	e.mu.Lock()
+	e.ended, e.res = true, r
+	input := e.input
+	e.input = nil
+	e.mu.Unlock()
+	if input != nil && e.spec.Spec.PTY == nil {
+		_ = input.Close()
+	}
+	if input != nil && e.spec.Spec.PTY != nil {
+		go e.closePTY(input)
+	}
+	_ = e.pidfd.Close()
+	e.sb.s.removeCgroup(e.group)
+	close(e.done)
+	e.sb.s.emit(Event{Type: ExecExited, Sandbox: e.sb.spec.ID, Exec: e.spec.Spec.ID, Result: r})
+}
+
+// closePTY hangs the terminal up once its output is in the spool: what still
+// uses it gets SIGHUP, as when a terminal window is closed.
+func (e *execution) closePTY(master *os.File) {
+	select {
+	case <-e.out[0].drained:
+	case <-e.out[0].stop:
+	}
+	_ = master.Close()
+}
+
+func (e *execution) result(end ending, wall, held time.Duration) ExecResult {
+	r := ExecResult{Status: process.Exited, ExitCode: end.code, Signal: end.signal, Started: e.begun, Wall: wall, CPU: end.cpu, Held: held}
+	if end.signal != 0 {
+		r.ExitCode = 128 + end.signal
+	}
+	e.mu.Lock()
+	cause := e.cause
+	e.mu.Unlock()
+	switch {
+	case cause == process.OutputLimit:
+		r.Status = cause
+	case cause != "" && end.signal == int(syscall.SIGKILL):
+		r.Status = cause
+	case end.signal == int(syscall.SIGKILL) && e.sb.dying():
+		r.Status = process.Killed
+	}
+	if used := cgroupCPU(e.group); used > r.CPU {
+		r.CPU = used
+	}
+	u := &e.usage
+	r.Throttle = max(throttled(u.files.Throttle)-u.throttle, 0)
+	if counter(u.files.OOM, "oom_kill") > u.oom {
+		r.OOM, r.OOMLimit, r.OOMPeak = true, number(u.files.Limit), number(u.files.Peak)
+	}
+	r.Stdout = e.out[0].summary()
+	if e.out[1] != nil {
+		r.Stderr = e.out[1].summary()
+	}
+	return r
+}
+
+// dying reports whether PID 1 is on its way out, which kills all it has.
+func (sb *sandbox) dying() bool {
+	sb.mu.Lock()
+	gone := sb.ended || sb.asked
+	sb.mu.Unlock()
+	if gone {
+		return true
+	}
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(sb.pid) + "/stat")
+	if err != nil {
+		return true
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(f) < 7 {
+		return true
+	}
+	flags, _ := strconv.ParseUint(f[6], 10, 64)
+	const exiting = 0x4
+	return flags&exiting != 0
+}
+
+func killCgroup(dir string) error {
+	return os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+}
+
+func cgroupCPU(dir string) time.Duration {
+	return time.Duration(counter(filepath.Join(dir, "cpu.stat"), "usage_usec")) * time.Microsecond
+}
+
+const lingerEvery = 5 * time.Second
+
+// removeCgroup removes the cgroup of a command, later if processes live in it.
+func (s *server) removeCgroup(dir string) {
+	err := os.Remove(dir)
+	if err == nil || errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lingering[dir] = struct{}{}
+}
+
+// sweep removes cgroups whose last processes have gone.
+func (s *server) sweep() {
+	t := time.NewTicker(lingerEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-s.quit:
+			return
+		}
+		s.mu.Lock()
+		list := make([]string, 0, len(s.lingering))
+		for d := range s.lingering {
+			list = append(list, d)
+		}
+		s.mu.Unlock()
+		for _, d := range list {
+			if err := os.Remove(d); err == nil || errors.Is(err, os.ErrNotExist) {
+				s.mu.Lock()
+				delete(s.lingering, d)
+				s.mu.Unlock()
+			}
+		}
+	}
+}
+
+// reapStray reaps a child that was killed before anybody told us its number,
+// by the cgroup it is in.
+func reapStray(group string) {
+	lists, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, l := range lists {
+		b, err := os.ReadFile(l)
+		if err != nil {
+			continue
+		}
+		for _, p := range strings.Fields(string(b)) {
+			c, err := os.ReadFile("/proc/" + p + "/cgroup")
+			if err != nil || !inGroup(string(c), group) {
+				continue
+			}
+			if pid, err := strconv.Atoi(p); err == nil {
+				reapPID(pid)
+			}
+		}
+	}
+}
+
+func inGroup(cgroups, dir string) bool {
+	for line := range strings.Lines(cgroups) {
+		path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
+		if ok && path != "/" && strings.HasSuffix(dir, strings.TrimSuffix(path, " (deleted)")) {
+			return true
+		}
+	}
+	return false
+}

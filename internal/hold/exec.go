@@ -1,0 +1,585 @@
+package hold
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/process"
+)
+
+// execution is one command.
+type execution struct {
+	sb   *sandbox
+	spec wireExec
+
+	started chan struct{} // closed when the start succeeded or failed
+	failed  error         // of the start
+	done    chan struct{} // closed when ended
+
+	pid   int
+	pidfd *os.File
+	group string // directory of its cgroup
+	begun time.Time
+	clock *clock
+	usage usage
+	out   [2]*pump // stdout, stderr; stderr nil with a PTY
+
+	mu    sync.Mutex
+	input *os.File // write end of stdin, or the PTY's master; nil when closed
+	cause process.Status
+	ended bool
+	acked bool
+	res   ExecResult
+}
+
+// exec starts a command, or finds the one that was started with the same id.
+func (s *server) exec(w wireExec) (*execution, error) {
+	sb, err := s.sandbox(w.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	id := w.Spec.ID
+	if !validID(id) || len(w.Spec.Argv) == 0 || w.Spec.Argv[0] == "" || w.Spool == "" {
+		return nil, dsec.Errorf(dsec.Invalid, "exec", dsec.Quote(id), "needs a valid id, a program and a spool directory")
+	}
+	if err := sb.alive("exec"); err != nil {
+		return nil, err
+	}
+	e := &execution{sb: sb, spec: w, started: make(chan struct{}), done: make(chan struct{}), group: filepath.Join(sb.spec.Cgroup, "exec-"+id)}
+	e.clock = newClock(w.Spec.Timeout, func() { e.end(process.TimedOut) })
+	sb.mu.Lock()
+	if !sb.entered {
+		sb.mu.Unlock()
+		return nil, dsec.Errorf(dsec.IllegalState, "exec", sb.spec.ID, "the sandbox has no root yet")
+	}
+	if old := sb.execs[id]; old != nil {
+		sb.mu.Unlock()
+		return old.same(w)
+	}
+	sb.execs[id] = e
+	sb.mu.Unlock()
+	if err := e.start(); err != nil {
+		sb.mu.Lock()
+		delete(sb.execs, id)
+		sb.mu.Unlock()
+		e.failed = err
+		close(e.started)
+		close(e.done)
+		return nil, err
+	}
+	sb.mu.Lock()
+	e.clock.start(sb.held)
+	sb.mu.Unlock()
+	close(e.started)
+	go e.watch()
+	return e, nil
+}
+
+// same waits for the start of an execution with our id and compares.
+func (e *execution) same(w wireExec) (*execution, error) {
+	<-e.started
+	if e.failed != nil {
+		return nil, e.failed
+	}
+	if !e.spec.Spec.equal(w.Spec) {
+		return nil, dsec.Errorf(dsec.Conflict, "exec", w.Spec.ID, "another command has this id")
+	}
+	return e, nil
+}
+
+// stdio is what the command's descriptors are connected to; theirs are closed
+// after the start.
+type stdio struct {
+	theirs []*os.File
+	in     *os.File
+	out    [2]*os.File
+}
+
+func (o *stdio) closeOurs() {
+	closeAll([]*os.File{o.in, o.out[0], o.out[1]})
+}
+
+func pipe() (r, w *os.File, err error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, os.NewSyscallError("pipe2", err)
+	}
+	return os.NewFile(uintptr(p[0]), "pipe"), os.NewFile(uintptr(p[1]), "pipe"), nil
+}
+
+func (e *execution) connect() (o stdio, err error) {
+	defer func() {
+		if err != nil {
+			closeAll(o.theirs)
+			o.closeOurs()
+		}
+	}()
+	if e.spec.Spec.PTY != nil {
+		return o, nil
+	}
+	if e.spec.Spec.Stdin {
+		r, w, err := pipe()
+		if err != nil {
+			return o, err
+		}
+		o.theirs = append(o.theirs, r)
+		if o.in, err = pollableFile(w); err != nil {
+			return o, err
+		}
+	} else {
+		null, err := os.Open(os.DevNull)
+		if err != nil {
+			return o, err
+		}
+		o.theirs = append(o.theirs, null)
+	}
+	for i := range o.out {
+		r, w, err := pipe()
+		if err != nil {
+			return o, err
+		}
+		o.theirs = append(o.theirs, w)
+		if o.out[i], err = pollableFile(r); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+func (e *execution) image() (*os.File, error) {
+	w := &e.spec
+	tasks := e.tasks()
+	im := execImage{join: joinAll, uid: w.UID, gid: w.GID, groups: w.Groups, caps: w.Caps, seccomp: w.Seccomp, rlimits: w.Rlimits,
+		umask: w.Umask, tasks: len(tasks), cwd: string(w.Cwd), oom: w.OOMScoreAdj, argv: fromRaw(w.Spec.Argv), env: fromRaw(w.Env)}
+	if im.umask == 0 {
+		im.umask = 0o022
+	}
+	if im.cwd == "" {
+		im.cwd = "/"
+	}
+	if w.NoNewPrivs {
+		im.flags |= imageNNP
+	}
+	if p := w.Spec.PTY; p != nil {
+		im.flags, im.rows, im.cols = im.flags|imagePTY, p.Rows, p.Cols
+	}
+	im.paths = candidates(im.argv[0], im.env)
+	return im.memfd()
+}
+
+func (e *execution) tasks() []string {
+	if e.spec.Tasks != nil {
+		return e.spec.Tasks
+	}
+	return e.sb.spec.Tasks
+}
+
+// start makes everything a command needs and has it exec'd; on error nothing
+// of it is left.
+func (e *execution) start() (err error) {
+	var undo []func()
+	defer func() {
+		if err != nil {
+			for i := len(undo) - 1; i >= 0; i-- {
+				undo[i]()
+			}
+			if dsec.ClassOf(err) == dsec.Internal {
+				err = dsec.E(dsec.Internal, "exec", e.spec.Spec.ID, err)
+			}
+		}
+	}()
+	writers, err := e.makeSpools()
+	if err != nil {
+		return err
+	}
+	undo = append(undo, func() { e.removeSpools(writers) })
+	io, err := e.connect()
+	if err != nil {
+		return err
+	}
+	defer closeAll(io.theirs)
+	undo = append(undo, io.closeOurs)
+	if err := os.Mkdir(e.group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	undo = append(undo, func() { e.sb.s.removeCgroup(e.group) })
+	e.usage.begin(e.sb.spec.Account)
+	image, err := e.image()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = image.Close() }()
+	files := []*os.File{image}
+	e.begun = time.Now()
+	pty, err := e.launch(files, io.theirs)
+	if err != nil {
+		return err
+	}
+	if pty != nil {
+		io.in, io.out[0] = pty, pty
+	}
+	e.input = io.in
+	for i, r := range io.out {
+		if r != nil {
+			e.out[i] = newPump(e, r, writers[i], pty != nil)
+		}
+	}
+	return nil
+}
+
+func (e *execution) spoolPath(s process.Stream) string {
+	ext := ".out"
+	if s == process.Stderr {
+		ext = ".err"
+	}
+	return filepath.Join(e.spec.Spool, e.spec.Spec.ID+ext)
+}
+
+func (e *execution) makeSpools() (w [2]*process.SpoolWriter, err error) {
+	for i := range w {
+		if i == 1 && e.spec.Spec.PTY != nil {
+			break
+		}
+		f, err := os.OpenFile(e.spoolPath(process.Stream(i+1)), os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+		if err == nil {
+			w[i], err = process.NewSpoolWriter(f, e.spec.Spec.Head, e.spec.Spec.Tail)
+			if err != nil {
+				_ = f.Close()
+			}
+		}
+		if err != nil {
+			e.removeSpools(w)
+			return w, dsec.E(dsec.NoSpace, "make spool of exec", e.spec.Spec.ID, err)
+		}
+	}
+	return w, nil
+}
+
+func (e *execution) removeSpools(w [2]*process.SpoolWriter) {
+	for _, x := range w {
+		if x != nil {
+			_ = x.Close()
+		}
+	}
+	_ = os.Remove(e.spoolPath(process.Stdout))
+	_ = os.Remove(e.spoolPath(process.Stderr))
+}
+
+// launch has a forker start the command and waits until it runs its own
+// program. It returns the terminal's master, if there is one.
+func (e *execution) launch(files, stdio []*os.File) (pty *os.File, err error) {
+	l := &launch{sb: e.sb, group: e.group, tasks: e.tasks(), image: files[0], last: stdio}
+	main, pty, err := l.run()
+	if err != nil {
+		return nil, e.explain(err)
+	}
+	e.pid, e.pidfd = main.pid, main.pidfd
+	if e.spec.Spec.PTY == nil {
+		return nil, nil
+	}
+	if pty == nil {
+		err = errors.New("no terminal came")
+	} else if err = realPTY(pty); err == nil {
+		pty, err = pollableFile(pty)
+	}
+	if err != nil {
+		_ = killCgroup(e.group)
+		_, _ = awaitEnd(e.pidfd)
+		_ = e.pidfd.Close()
+		return nil, dsec.E(dsec.Invalid, "open terminal of exec", e.spec.Spec.ID, err)
+	}
+	return pty, nil
+}
+
+// realPTY refuses what is not a master of a devpts: /dev/ptmx inside could be
+// anything.
+func realPTY(f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fdOf(f), &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(st.Rdev) != 5 || unix.Minor(st.Rdev) != 2 {
+		return errors.New("/dev/ptmx is not a terminal multiplexer")
+	}
+	if _, err := unix.IoctlGetInt(fdOf(f), unix.TIOCGPTN); err != nil {
+		return fmt.Errorf("/dev/ptmx: %w", err)
+	}
+	return nil
+}
+
+// explain turns where a start broke off into an error that names the culprit.
+func (e *execution) explain(err error) error {
+	l, ok := errors.AsType[*launchError](err)
+	if !ok {
+		return err
+	}
+	program, cwd := dsec.Quote(string(e.spec.Spec.Argv[0])), dsec.Quote(string(e.spec.Cwd))
+	class := errnoClass(l.a.errno())
+	switch l.a.Step {
+	case stepExec:
+		return dsec.E(class, "exec", program, l.a.errno())
+	case stepCwd:
+		return dsec.E(class, "change to directory", cwd, l.a.errno())
+	case stepFork, stepSetns, stepClone, stepTasks:
+		if e.sb.dying() {
+			return dsec.E(dsec.SandboxGone, "exec", e.sb.spec.ID, l.a.errno())
+		}
+		if l.a.errno() == unix.EAGAIN {
+			return dsec.Errorf(dsec.ResourceExhausted, "exec", e.sb.spec.ID, "the process limit is reached: %w", l.a.errno())
+		}
+	}
+	return dsec.Errorf(class, "exec", e.spec.Spec.ID, "%s: %w", l.a.stepName(), l.a.errno())
+}
+
+func errnoClass(err error) dsec.Class {
+	switch err {
+	case unix.ENOENT:
+		return dsec.FileNotFound
+	case unix.ENOTDIR:
+		return dsec.NotADirectory
+	case unix.EACCES, unix.EPERM:
+		return dsec.PermissionDenied
+	case unix.E2BIG, unix.ENOEXEC, unix.ELOOP, unix.ENAMETOOLONG, unix.EISDIR, unix.ELIBBAD, unix.EINVAL:
+		return dsec.Invalid
+	case unix.EAGAIN, unix.ENOMEM, unix.ENFILE, unix.EMFILE:
+		return dsec.ResourceExhausted
+	}
+	return dsec.Internal
+}
+
+// end kills the whole tree for a reason; the first reason stands.
+func (e *execution) end(why process.Status) {
+	e.mu.Lock()
+	if e.cause == "" && !e.ended {
+		e.cause = why
+	}
+	e.mu.Unlock()
+	_ = killCgroup(e.group)
+}
+
+func (e *execution) killTree() error {
+	e.end(process.Killed)
+	return nil
+}
+
+func (e *execution) signal(sig int) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ended {
+		return dsec.Errorf(dsec.IllegalState, "signal exec", e.spec.Spec.ID, "it has ended")
+	}
+	err := signalPidfd(e.pidfd, syscall.Signal(sig))
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return dsec.Errorf(dsec.IllegalState, "signal exec", e.spec.Spec.ID, "it has ended")
+	case err != nil:
+		return dsec.E(dsec.Invalid, "signal exec", e.spec.Spec.ID, err)
+	}
+	return nil
+}
+
+var errStdinClosed = errors.New("its stdin is closed")
+
+// stdinFile returns a duplicate of what feeds the command.
+func (e *execution) stdinFile() (*os.File, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.input == nil || e.ended {
+		return nil, dsec.E(dsec.IllegalState, "write to exec", e.spec.Spec.ID, errStdinClosed)
+	}
+	return duplicate(e.input)
+}
+
+func (e *execution) closeStdin() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.input == nil || e.ended {
+		return nil
+	}
+	if e.spec.Spec.PTY != nil { // a terminal says it with ^D
+		_, err := e.input.Write([]byte{4})
+		return err
+	}
+	err := e.input.Close()
+	e.input = nil
+	return err
+}
+
+func (e *execution) resize(size process.Size) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.spec.Spec.PTY == nil {
+		return dsec.Errorf(dsec.IllegalState, "resize exec", e.spec.Spec.ID, "it has no terminal")
+	}
+	if e.ended || e.input == nil {
+		return dsec.Errorf(dsec.IllegalState, "resize exec", e.spec.Spec.ID, "it has ended")
+	}
+	ws := &unix.Winsize{Row: size.Rows, Col: size.Cols}
+	if err := unix.IoctlSetWinsize(fdOf(e.input), unix.TIOCSWINSZ, ws); err != nil {
+		return dsec.E(dsec.Internal, "resize exec", e.spec.Spec.ID, err)
+	}
+	return nil
+}
+
+func (e *execution) spoolFile(s process.Stream) (*os.File, error) {
+	if s != process.Stdout && (s != process.Stderr || e.out[1] == nil) {
+		return nil, dsec.Errorf(dsec.Invalid, "read output of exec", e.spec.Spec.ID, "it has no stream %d", s)
+	}
+	f, err := os.Open(e.spoolPath(s))
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "read output of exec", e.spec.Spec.ID, err)
+	}
+	return f, nil
+}
+
+func (e *execution) info() wireExecInfo {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	i := wireExecInfo{Sandbox: e.sb.spec.ID, Spec: e.spec.Spec, PID: e.pid, Started: e.begun, Spool: e.spec.Spool, Ended: e.ended, Acked: e.acked, Result: e.res}
+	if !e.ended {
+		i.Result = ExecResult{Status: process.Running, Started: e.begun}
+	}
+	return i
+}
+
+// release forgets an ended command.
+func (sb *sandbox) release(id string) error {
+	sb.mu.Lock()
+	e := sb.execs[id]
+	sb.mu.Unlock()
+	if e == nil {
+		return nil
+	}
+	select {
+	case <-e.done:
+	default:
+		return dsec.Errorf(dsec.IllegalState, "release exec", id, "it runs")
+	}
+	sb.mu.Lock()
+	delete(sb.execs, id)
+	sb.mu.Unlock()
+	for _, p := range e.out {
+		if p != nil {
+			p.abandon()
+		}
+	}
+	_ = os.Remove(e.spoolPath(process.Stdout))
+	_ = os.Remove(e.spoolPath(process.Stderr))
+	return nil
+}
+
+// child is a process whose parent we are.
+type child struct {
+	pid   int
+	pidfd *os.File
+}
+
+// launchError says where the C program broke off.
+type launchError struct{ a answer }
+
+func (l *launchError) Error() string { return l.a.stepName() + ": " + l.a.errno().Error() }
+
+func (l *launchError) Unwrap() error { return l.a.errno() }
+
+// launch is one trip of a new process through the C program.
+type launch struct {
+	sb    *sandbox
+	group string
+	tasks []string
+	image *os.File
+	last  []*os.File // stdio, and the program of a helper
+}
+
+func (l *launch) run() (*child, *os.File, error) {
+	group, err := os.Open(l.group)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = group.Close() }()
+	tasks, err := openTasks(l.tasks)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer closeAll(tasks)
+	ours, theirs, err := seqpacketPair()
+	if err != nil {
+		return nil, nil, err
+	}
+	report, err := unixConn(ours)
+	if err != nil {
+		_ = theirs.Close()
+		return nil, nil, err
+	}
+	defer func() { _ = report.Close() }()
+	files := append([]*os.File{l.image, l.sb.pidfd, theirs, group}, tasks...)
+	files = append(files, l.last...)
+	var a answer
+	err = l.sb.s.withForker(l.sb.s.ctx(), func(k *forker) (err error) {
+		a, _, err = k.call(nativeExec, 0, files)
+		return err
+	})
+	_ = theirs.Close()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !a.ok() {
+		return nil, nil, &launchError{a}
+	}
+	return l.follow(report, int(a.PID))
+}
+
+// follow reads what the two processes on the way report until the command runs
+// its own program.
+func (l *launch) follow(report *net.UnixConn, between int) (c *child, pty *os.File, err error) {
+	_ = report.SetReadDeadline(time.Now().Add(nativeWait))
+	pid := 0
+	for err == nil {
+		a, files, rerr := recvAnswer(report)
+		switch {
+		case errors.Is(rerr, net.ErrClosed):
+			err = net.ErrClosed
+		case rerr != nil:
+			_ = killCgroup(l.group)
+			err = dsec.E(dsec.Timeout, "exec", l.sb.spec.ID, rerr)
+		case !a.ok():
+			err = &launchError{a}
+		case a.PID > 0:
+			pid = int(a.PID)
+		case len(files) > 0 && pty == nil:
+			pty, files = files[0], files[1:]
+		}
+		closeAll(files)
+	}
+	reapPID(between)
+	if pid == 0 {
+		_ = killCgroup(l.group)
+		reapStray(l.group)
+	}
+	if errors.Is(err, net.ErrClosed) {
+		err = nil
+		if pid == 0 {
+			err = &launchError{answer{Step: stepSetns, Errno: int32(unix.ESRCH)}}
+		}
+	}
+	if err == nil {
+		var fd *os.File
+		if fd, err = childPidfd(pid); err == nil {
+			return &child{pid: pid, pidfd: fd}, pty, nil
+		}
+	}
+	if pid != 0 {
+		_ = killCgroup(l.group)
+		reapPID(pid)
+	}
+	closeAll([]*os.File{pty})
+	return nil, nil, err
+}

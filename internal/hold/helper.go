@@ -1,0 +1,78 @@
+package hold
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// helper is a process of ours inside the user and mount namespaces of a
+// sandbox, where nothing inside sees it: it is in no pid namespace but ours.
+type helper struct {
+	child *child
+}
+
+func (h *helper) kill() { _ = signalPidfd(h.child.pidfd, unix.SIGKILL) }
+
+// startFiles starts a file helper; its socket is its stdin.
+func (s *server) startFiles(w FilesSpec) (*os.File, error) {
+	sb, err := s.sandbox(w.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	if err := sb.alive("start file helper"); err != nil {
+		return nil, err
+	}
+	im := execImage{flags: imageFile, join: joinFiles, uid: w.UID, gid: w.GID, groups: w.Groups, caps: w.Caps, umask: 0o022,
+		tasks: len(w.Tasks), cwd: "/", argv: []string{"dsec-hold", roleFiles}, env: []string{"GOMAXPROCS=2", "GODEBUG=madvdontneed=1"}}
+	image, err := im.memfd()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = image.Close() }()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "start file helper", w.Sandbox, err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "files"), os.NewFile(uintptr(fds[1]), "files")
+	defer func() { _ = theirs.Close() }()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		_ = ours.Close()
+		return nil, dsec.E(dsec.Internal, "start file helper", w.Sandbox, err)
+	}
+	defer func() { _ = null.Close() }()
+	l := &launch{sb: sb, group: w.Cgroup, tasks: w.Tasks, image: image, last: []*os.File{theirs, null, null, s.self}}
+	c, _, err := l.run()
+	if err != nil {
+		_ = ours.Close()
+		return nil, dsec.E(errnoClass(unwrapErrno(err)), "start file helper", w.Sandbox, err)
+	}
+	h := &helper{child: c}
+	sb.mu.Lock()
+	sb.helpers[h] = struct{}{}
+	gone := sb.ended
+	sb.mu.Unlock()
+	if gone {
+		h.kill()
+	}
+	go func() {
+		if _, err := awaitEnd(c.pidfd); err != nil {
+			s.log.Error("wait for file helper", "sandbox", w.Sandbox, "error", err)
+		}
+		sb.mu.Lock()
+		delete(sb.helpers, h)
+		sb.mu.Unlock()
+		_ = c.pidfd.Close()
+	}()
+	return ours, nil
+}
+
+func unwrapErrno(err error) error {
+	if l, ok := err.(*launchError); ok {
+		return l.a.errno()
+	}
+	return err
+}

@@ -1,0 +1,114 @@
+package hold
+
+import (
+	"encoding/binary"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ending is how a process ended.
+type ending struct {
+	code   int // exit code, 0 if a signal ended it
+	signal int
+	cpu    time.Duration // it and what it waited for
+}
+
+const (
+	cldExited = 1
+	wclone    = unix.WEXITED | 0x40000000 // __WALL
+)
+
+// childPidfd opens a pidfd of a child of ours that nobody has reaped, and so
+// cannot be another process; ECHILD says it is not ours.
+func childPidfd(pid int) (*os.File, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, os.NewSyscallError("pidfd_open", err)
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	if err := ours(fd); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func ours(fd int) error {
+	var si unix.Siginfo
+	return os.NewSyscallError("waitid", noEINTR(func() error {
+		return unix.Waitid(unix.P_PIDFD, fd, &si, wclone|unix.WNOHANG|unix.WNOWAIT, nil)
+	}))
+}
+
+// awaitEnd waits for the process behind a pidfd and reaps it.
+func awaitEnd(pidfd *os.File) (ending, error) {
+	rc, err := pidfd.SyscallConn()
+	if err != nil {
+		return ending{}, err
+	}
+	var e ending
+	var werr error
+	err = rc.Read(func(fd uintptr) bool {
+		var done bool
+		e, done, werr = reap(unix.P_PIDFD, int(fd), unix.WNOHANG)
+		return done || werr != nil
+	})
+	if err != nil {
+		return ending{}, err
+	}
+	return e, werr
+}
+
+// reapPID waits for a child that is about to end and reaps it.
+func reapPID(pid int) ending {
+	e, _, _ := reap(unix.P_PID, pid, 0)
+	return e
+}
+
+func reap(kind, id, flags int) (e ending, done bool, err error) {
+	var si unix.Siginfo
+	var ru unix.Rusage
+	err = noEINTR(func() error { return unix.Waitid(kind, id, &si, wclone|flags, &ru) })
+	if err == unix.EAGAIN { // a non-blocking pidfd says it this way
+		return e, false, nil
+	}
+	if err != nil {
+		return e, false, os.NewSyscallError("waitid", err)
+	}
+	b := (*[32]byte)(unsafe.Pointer(&si))
+	if binary.LittleEndian.Uint32(b[16:]) == 0 { // si_pid: nothing yet
+		return e, false, nil
+	}
+	status := int(int32(binary.LittleEndian.Uint32(b[24:])))
+	if si.Code == cldExited {
+		e.code = status
+	} else {
+		e.signal = status
+	}
+	e.cpu = time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+	return e, true, nil
+}
+
+func signalPidfd(pidfd *os.File, sig syscall.Signal) error {
+	rc, err := pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var serr error
+	if err := rc.Control(func(fd uintptr) { serr = unix.PidfdSendSignal(int(fd), sig, nil, 0) }); err != nil {
+		return err
+	}
+	return serr
+}
+
+func noEINTR(f func() error) error {
+	for {
+		if err := f(); err != unix.EINTR {
+			return err
+		}
+	}
+}

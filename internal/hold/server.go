@@ -1,0 +1,349 @@
+package hold
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// server is the hold itself.
+type server struct {
+	socket  string
+	version string
+	started time.Time
+	log     *slog.Logger
+	forkers chan *forker // idle ones
+	self    *os.File     // this program, for helpers
+	lock    *os.File     // held as long as we live
+	quit    chan struct{}
+	lis     *net.UnixListener
+
+	mu        sync.Mutex
+	client    *session
+	store     map[string]*os.File
+	sandboxes map[string]*sandbox
+	lingering map[string]struct{} // directories of cgroups that were not empty
+}
+
+// session is one client's connection.
+type session struct {
+	s    *server
+	w    *wire
+	ctx  context.Context
+	stop context.CancelFunc
+
+	mu     sync.Mutex
+	queue  []Event
+	wakeup chan struct{} // capacity 1
+}
+
+// accept serves clients until the listener is closed.
+func (s *server) accept() {
+	for {
+		c, err := s.lis.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.log.Error("accept", "error", err)
+			time.Sleep(10 * time.Millisecond) // out of descriptors: ends of commands free some
+			continue
+		}
+		go s.serve(c)
+	}
+}
+
+func peerUID(c *net.UnixConn) (uint32, int32, error) {
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return 0, 0, err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := rc.Control(func(fd uintptr) {
+		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return 0, 0, err
+	}
+	if cerr != nil {
+		return 0, 0, cerr
+	}
+	return cred.Uid, cred.Pid, nil
+}
+
+func (s *server) serve(c *net.UnixConn) {
+	defer func() { _ = c.Close() }()
+	uid, pid, err := peerUID(c)
+	if err != nil || uid != uint32(os.Getuid()) {
+		s.log.Warn("client refused", "uid", uid, "pid", pid, "error", err)
+		return
+	}
+	w := newWire(c)
+	f, err := w.recv()
+	if err != nil {
+		s.log.Warn("client sent no hello", "pid", pid, "error", err)
+		return
+	}
+	f.close()
+	ctx, stop := context.WithCancel(context.Background())
+	ses := &session{s: s, w: w, ctx: ctx, stop: stop, wakeup: make(chan struct{}, 1)}
+	defer stop()
+	if f.op != opHello {
+		ses.reply(f, nil, nil, dsec.Errorf(dsec.Invalid, "greet hold", "", "first message is not a hello"))
+		return
+	}
+	if !s.takeClient(ses) {
+		ses.reply(f, nil, nil, dsec.Errorf(dsec.Conflict, "greet hold", "", "it has a live client"))
+		return
+	}
+	defer s.dropClient(ses)
+	s.log.Info("client", "pid", pid)
+	ses.reply(f, wireHello{Protocol: protocolVersion, Version: s.version, PID: os.Getpid(), Started: s.started}, nil, nil)
+	var running sync.WaitGroup
+	running.Go(ses.sendEvents)
+	for {
+		f, err := w.recv()
+		if err != nil {
+			s.log.Info("client left", "pid", pid, "reason", err)
+			break
+		}
+		running.Go(func() { ses.handle(f) })
+	}
+	stop()
+	_ = c.Close()
+	running.Wait()
+}
+
+func (s *server) takeClient(ses *session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.client != nil {
+		return false
+	}
+	s.client = ses
+	for _, sb := range s.sandboxes {
+		ses.push(sb.pending()...)
+	}
+	return true
+}
+
+func (s *server) dropClient(ses *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.client == ses {
+		s.client = nil
+	}
+}
+
+// emit reports an end. If nobody is there it is found in the state later.
+func (s *server) emit(e Event) {
+	s.mu.Lock()
+	c := s.client
+	s.mu.Unlock()
+	if c != nil {
+		c.push(e)
+	}
+}
+
+func (c *session) push(e ...Event) {
+	c.mu.Lock()
+	c.queue = append(c.queue, e...)
+	c.mu.Unlock()
+	select {
+	case c.wakeup <- struct{}{}:
+	default:
+	}
+}
+
+func (c *session) sendEvents() {
+	for {
+		c.mu.Lock()
+		list := c.queue
+		c.queue = nil
+		c.mu.Unlock()
+		for _, e := range list {
+			b, _ := json.Marshal(e)
+			if err := c.w.send(frame{op: opEvent, body: b}); err != nil {
+				return
+			}
+		}
+		select {
+		case <-c.wakeup:
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+// reply answers f and closes files.
+func (c *session) reply(f frame, body any, files []*os.File, err error) {
+	out := frame{op: f.op, id: f.id, files: files}
+	if err != nil {
+		out.flags, out.body = flagError, encodeError(err)
+	} else if body != nil {
+		out.body, err = json.Marshal(body)
+		if err != nil {
+			out.flags, out.body = flagError, encodeError(err)
+		}
+	}
+	if err := c.w.send(out); err != nil && c.ctx.Err() == nil {
+		c.s.log.Warn("reply", "op", f.op, "error", err)
+	}
+	closeAll(files)
+}
+
+func (c *session) handle(f frame) {
+	body, files, err := c.dispatch(&f)
+	f.close()
+	c.reply(f, body, files, err)
+}
+
+// read decodes the body of a request.
+func read[T any](f *frame) (T, error) {
+	var v T
+	if err := json.Unmarshal(f.body, &v); err != nil {
+		return v, dsec.E(dsec.Invalid, "read request", "", err)
+	}
+	return v, nil
+}
+
+// take gives the i-th descriptor of a request to the caller.
+func (f *frame) take(i int) (*os.File, error) {
+	if i >= len(f.files) || f.files[i] == nil {
+		return nil, dsec.Errorf(dsec.Invalid, "read request", "", "descriptor %d is missing", i)
+	}
+	return f.files[i], nil
+}
+
+func (c *session) dispatch(f *frame) (any, []*os.File, error) {
+	switch f.op {
+	case opPut, opGet, opDrop, opNames:
+		return c.s.storeOp(f)
+	case opSpawn:
+		w, err := read[wireSpawn](f)
+		if err != nil {
+			return nil, nil, err
+		}
+		return c.s.spawn(c.ctx, w, f)
+	case opEnter:
+		w, err := read[wireEnter](f)
+		if err != nil {
+			return nil, nil, err
+		}
+		return nil, nil, c.s.enter(w, f)
+	case opExec:
+		w, err := read[wireExec](f)
+		if err != nil {
+			return nil, nil, err
+		}
+		e, err := c.s.exec(w)
+		if err != nil {
+			return nil, nil, err
+		}
+		return e.info(), nil, nil
+	case opFiles:
+		w, err := read[FilesSpec](f)
+		if err != nil {
+			return nil, nil, err
+		}
+		sock, err := c.s.startFiles(w)
+		return nil, []*os.File{sock}, err
+	case opList:
+		return c.s.list(), nil, nil
+	case opShutdown:
+		c.s.shutdown(c.ctx)
+		return nil, nil, nil
+	}
+	r, err := read[wireRef](f)
+	if err != nil {
+		return nil, nil, err
+	}
+	sb, err := c.s.sandbox(r.Sandbox)
+	if err != nil {
+		if (f.op == opKillSandbox || f.op == opRemove || f.op == opAck || f.op == opRelease) && dsec.ClassOf(err) == dsec.NotFound {
+			return nil, nil, nil
+		}
+		return nil, nil, err
+	}
+	if body, files, err, ok := c.sandboxOp(f.op, sb, r); ok {
+		return body, files, err
+	}
+	return c.execOp(f.op, sb, r)
+}
+
+func (c *session) sandboxOp(o op, sb *sandbox, r wireRef) (body any, files []*os.File, err error, ok bool) {
+	switch o {
+	case opClock:
+		sb.hold(r.Held)
+	case opSignalInit:
+		err = sb.signalInit(r.Signal)
+	case opKillSandbox:
+		err = sb.kill(c.ctx)
+	case opRemove:
+		err = c.s.remove(c.ctx, sb)
+	case opOpenIn:
+		var f *os.File
+		f, err = sb.openIn(string(r.Path))
+		files = []*os.File{f}
+	case opNamespaces:
+		files, err = sb.namespaces()
+		body = wireShell{PID: sb.pid}
+	case opAck:
+		sb.ack(r)
+	default:
+		return nil, nil, nil, false
+	}
+	if err != nil {
+		closeAll(files)
+		return nil, nil, err, true
+	}
+	return body, files, nil, true
+}
+
+func (c *session) execOp(o op, sb *sandbox, r wireRef) (any, []*os.File, error) {
+	if o == opRelease {
+		return nil, nil, sb.release(r.Exec)
+	}
+	e, err := sb.find(r.Exec)
+	if err != nil {
+		return nil, nil, err
+	}
+	switch o {
+	case opFind:
+		return e.info(), nil, nil
+	case opWait:
+		select {
+		case <-e.done:
+			return wireResult{e.info().Result}, nil, nil
+		case <-c.ctx.Done():
+			return nil, nil, c.ctx.Err()
+		}
+	case opSignal:
+		return nil, nil, e.signal(r.Signal)
+	case opKill:
+		return nil, nil, e.killTree()
+	case opStdin:
+		f, err := e.stdinFile()
+		return nil, []*os.File{f}, err
+	case opCloseStdin:
+		return nil, nil, e.closeStdin()
+	case opResize:
+		return nil, nil, e.resize(r.Size)
+	case opSpool:
+		f, err := e.spoolFile(r.Stream)
+		return nil, []*os.File{f}, err
+	case opFollow:
+		files, err := e.follow(r.Stream, r.Offset)
+		return nil, files, err
+	}
+	return nil, nil, dsec.Errorf(dsec.Unsupported, "serve request", "", "operation %d is unknown to this hold", o)
+}
