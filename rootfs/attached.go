@@ -182,7 +182,7 @@ func buildOverlay(at string, dir *os.File, o Overlay) (m *os.File, err error) {
 		return nil, &os.PathError{Op: "change directory", Path: at, Err: err}
 	}
 	m, err = overlayFS().String("lowerdir", strings.Join(lowers, ":")).
-		String("upperdir", at+"/dir/"+upperName).
+		String("upperdir", at+"/dir/"+Upper).
 		String("workdir", at+"/dir/"+workName).Mount(overlayAttrs)
 	return m, errors.Join(err, os.NewSyscallError("change directory", unix.Chdir("/")))
 }

@@ -58,7 +58,7 @@ func (detached) Overlay(o Overlay) (*os.File, error) {
 			return nil, err
 		}
 	}
-	for _, d := range []struct{ key, name string }{{"upperdir", upperName}, {"workdir", workName}} {
+	for _, d := range []struct{ key, name string }{{"upperdir", Upper}, {"workdir", workName}} {
 		f, err := linux.OpenBeneath(o.Dir, d.name, unix.O_PATH|unix.O_DIRECTORY)
 		if err := give(d.key, f, err); err != nil {
 			return nil, err

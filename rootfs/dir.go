@@ -10,10 +10,10 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// The two directories below Root.Dir.
+// Upper and work are the two directories below Root.Dir.
 const (
-	upperName = "upper"
-	workName  = "work"
+	Upper    = "upper"
+	workName = "work"
 )
 
 // PrepareDir makes dir ready to be stacked: an upper that belongs to root as
@@ -22,9 +22,9 @@ const (
 // never survives.
 func PrepareDir(dir *os.File, uid, gid int) error {
 	fd := int(dir.Fd())
-	switch err := unix.Mkdirat(fd, upperName, 0o755); {
+	switch err := unix.Mkdirat(fd, Upper, 0o755); {
 	case err == nil:
-		if err := unix.Fchownat(fd, upperName, uid, gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if err := unix.Fchownat(fd, Upper, uid, gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return dsec.E(dsec.Internal, "own upper of", dir.Name(), err)
 		}
 	case !errors.Is(err, unix.EEXIST):

@@ -358,14 +358,14 @@ func tryDetached() error {
 		return err
 	}
 	defer m.Close()
-	for _, d := range []string{"lower", upperName, workName} {
+	for _, d := range []string{"lower", Upper, workName} {
 		if err := unix.Mkdirat(int(m.Fd()), d, 0o700); err != nil {
 			return os.NewSyscallError("mkdir", err)
 		}
 	}
 	fs := linux.NewFS("overlay")
 	defer fs.Discard()
-	for _, d := range []struct{ key, name string }{{"lowerdir+", "lower"}, {"upperdir", upperName}, {"workdir", workName}} {
+	for _, d := range []struct{ key, name string }{{"lowerdir+", "lower"}, {"upperdir", Upper}, {"workdir", workName}} {
 		f, err := linux.OpenBeneath(m, d.name, unix.O_PATH|unix.O_DIRECTORY)
 		if err != nil {
 			return err

@@ -151,3 +151,6 @@ func (c *FS) Discard() {
 		_ = c.f.Close()
 	}
 }
+
+// Err is the first error so far.
+func (c *FS) Err() error { return c.err }

@@ -8,7 +8,7 @@ import (
 
 // OpenIn opens a path as if root were the root of the file system: absolute
 // links and ".." stay inside, magic links of proc are refused. Flags are
-// unix.O_*; O_CLOEXEC and O_NONBLOCK (so that a FIFO does not hang the caller)
+// unix.O_*, without O_CREAT; O_CLOEXEC and O_NONBLOCK (so that a FIFO does not hang the caller)
 // are added.
 func OpenIn(root *os.File, path string, flags int) (*os.File, error) {
 	how := unix.OpenHow{
@@ -17,9 +17,6 @@ func OpenIn(root *os.File, path string, flags int) (*os.File, error) {
 	}
 	if flags&unix.O_PATH != 0 {
 		how.Flags &^= unix.O_NONBLOCK // not valid together
-	}
-	if flags&(unix.O_CREAT|unix.O_TMPFILE) != 0 {
-		how.Mode = 0o644
 	}
 	return openat2(root, path, &how)
 }
@@ -46,4 +43,14 @@ func openat2(dir *os.File, path string, how *unix.OpenHow) (*os.File, error) {
 		}
 		return file(fd, err, "open", path)
 	}
+}
+
+// OpenOnMount is OpenIn that stays on the mount of root: what is mounted below
+// it, by whoever, is not entered and cannot hang the caller.
+func OpenOnMount(root *os.File, path string, flags int) (*os.File, error) {
+	how := unix.OpenHow{
+		Flags:   uint64(flags) | unix.O_CLOEXEC | unix.O_NONBLOCK,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+	}
+	return openat2(root, path, &how)
 }

@@ -1,0 +1,196 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// adopt takes over what an earlier process left: sandboxes with a state file
+// go on, whatever has no state file is removed.
+func (r *Runtime) adopt(ctx context.Context) error {
+	known, err := r.hold.List(ctx)
+	if err != nil {
+		return err
+	}
+	held := map[string]hold.SandboxInfo{}
+	for _, s := range known {
+		held[s.ID] = s
+	}
+	entries, err := os.ReadDir(r.cfg.Dir)
+	if err != nil {
+		return dsec.E(dsec.Internal, "read state of sandboxes", r.cfg.Dir, err)
+	}
+	for _, e := range entries {
+		id, _, err := dsec.ParseSandboxID(e.Name())
+		if err != nil {
+			continue // not ours
+		}
+		if err := r.adoptOne(ctx, id, held); err != nil {
+			return err
+		}
+	}
+	return r.removeStrays(ctx, held)
+}
+
+func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[string]hold.SandboxInfo) error {
+	rec, err := readRecord(r.dir(id), id)
+	if errors.Is(err, os.ErrNotExist) { // killed before the first step was done
+		return r.removeState(id, nil)
+	}
+	if err != nil {
+		return err
+	}
+	if err := r.uids.adopt(rec.UID, id); err != nil {
+		return err
+	}
+	sb := r.reserve(id)
+	sb.rec = rec
+	info, isHeld := held[string(id)]
+	switch {
+	case rec.Stopped:
+		sb.phase = stopped
+		return r.groups.Remove(ctx, string(id)) // of a stop that was killed half-way, or of its file service
+	case isHeld && info.Entered && r.complete(rec, info):
+		return r.adoptRunning(ctx, sb, info)
+	case !isHeld && rec.Begun.Before(r.hold.Info().Started):
+		sb.phase = running
+		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,
+			Evidence: []string{"the process that held the sandbox (dsec-hold) ended"}})
+		return nil
+	case rec.Starts > 1:
+		return r.undoStart(ctx, sb)
+	}
+	r.log.Info("undo a half-made sandbox", "sandbox", id)
+	return r.remove(ctx, sb)
+}
+
+// complete reports whether the creation had come to its end.
+func (r *Runtime) complete(rec *record, info hold.SandboxInfo) bool {
+	if len(rec.Request.Spec.Command) == 0 {
+		return true
+	}
+	for _, e := range info.Execs {
+		if e.Spec.ID == mainID {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.SandboxInfo) error {
+	id := string(sb.id)
+	g, err := r.groups.Group(id)
+	if err != nil {
+		return err
+	}
+	sb.group, sb.phase = g, running
+	if err := r.mounts.Use(ctx, id, sb.rec.Request.Layers.Layers); err != nil {
+		// The sandbox lives on its own copies of the mounts; only new sandboxes need ours.
+		r.log.Warn("layer mounts of a running sandbox", "sandbox", id, "err", err)
+	}
+	if info.Ended {
+		if !info.Asked {
+			r.end(sb, r.initEnd(sb, info.Signal))
+			return nil
+		}
+		return r.adoptKilled(ctx, sb, info)
+	}
+	if r.adoptEnds(ctx, sb, info); sb.phase == ended {
+		return nil
+	}
+	if sb.paused, err = g.Frozen(); err != nil {
+		return err
+	}
+	return r.adoptClock(ctx, sb, info)
+}
+
+// adoptEnds looks for the end of a command that is the end of its sandbox.
+func (r *Runtime) adoptEnds(ctx context.Context, sb *sandbox, info hold.SandboxInfo) {
+	for _, e := range info.Execs {
+		if e.Ended {
+			r.execEnded(ctx, sb, e.Spec.ID, e.Result)
+		}
+	}
+}
+
+// adoptClock makes the clock of the commands agree with the freezer, where an
+// earlier process died between the two.
+func (r *Runtime) adoptClock(ctx context.Context, sb *sandbox, info hold.SandboxInfo) error {
+	if info.Held == sb.paused {
+		return nil
+	}
+	return r.hold.HoldClock(ctx, string(sb.id), sb.paused)
+}
+
+// adoptKilled continues what the earlier process had begun when it killed the
+// sandbox: a stop, or the end after that of the main process.
+func (r *Runtime) adoptKilled(ctx context.Context, sb *sandbox, info hold.SandboxInfo) error {
+	if r.adoptEnds(ctx, sb, info); sb.phase == ended {
+		return nil
+	}
+	return r.halt(ctx, sb)
+}
+
+// undoStart brings a sandbox whose start was killed half-way back to stopped.
+func (r *Runtime) undoStart(ctx context.Context, sb *sandbox) error {
+	r.log.Info("undo a half-made start", "sandbox", sb.id)
+	id := string(sb.id)
+	if err := errors.Join(r.hold.RemoveSandbox(ctx, id), r.groups.Remove(ctx, id)); err != nil {
+		return err
+	}
+	rec := *sb.rec
+	rec.Stopped = true
+	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
+		return dsec.E(dsec.Internal, "write state of sandbox", id, err)
+	}
+	sb.rec, sb.phase = &rec, stopped
+	return nil
+}
+
+// removeStrays removes what carries the name of a sandbox that has no state.
+func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.SandboxInfo) error {
+	ctx, cancel := context.WithTimeout(ctx, 6*lifecycle.UndoLimit)
+	defer cancel()
+	groups, err := r.groups.List()
+	if err != nil {
+		return err
+	}
+	disks, err := r.disks.List(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for name := range held {
+		if !r.isOurs(name) || strings.HasSuffix(name, diskSuffix) {
+			errs = append(errs, r.hold.RemoveSandbox(ctx, name))
+		}
+	}
+	for _, name := range groups {
+		if !r.isOurs(name) || strings.HasSuffix(name, diskSuffix) {
+			errs = append(errs, r.groups.Remove(ctx, name))
+		}
+	}
+	for _, name := range disks {
+		if !r.isOurs(name) {
+			errs = append(errs, r.disks.Remove(ctx, name))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return dsec.E(dsec.Internal, "remove strays of sandboxes", r.cfg.Dir, fmt.Errorf("%w", err))
+	}
+	return nil
+}
+
+func (r *Runtime) isOurs(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sandboxes[dsec.SandboxID(strings.TrimSuffix(name, diskSuffix))] != nil
+}

@@ -1,0 +1,171 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/confine"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/diskpool"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/netpolicy"
+	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// Config of a Runtime. What it names is used, not owned: Close closes none of it.
+type Config struct {
+	Dir        string            // state, one directory for each sandbox
+	UIDBase    uint32            // first uid of the first range; 0: 1<<28
+	UIDRanges  int               // 0: as many as there are uids
+	HostMounts []string          // roots below which host directories may be shown; none: no host mounts
+	Parallel   int               // creations at a time; 0: 4 for each CPU
+	Hold       *hold.Client      // the process that outlives us
+	Cgroups    *cgroup.Root      //
+	Disks      diskpool.Pool     // opened with the Keeper of Mounts
+	Mounts     *rootfs.Mounts    //
+	Network    netpolicy.Network // nil: only network "none"
+	Log        *slog.Logger      // nil: the default one
+}
+
+// defaultUIDBase is far above what distributions and subordinate ids use.
+const defaultUIDBase = 1 << 28
+
+// Runtime is the container tier; see package runtime for what it promises.
+type Runtime struct {
+	cfg    Config
+	hold   *hold.Client
+	groups *cgroup.Root
+	disks  diskpool.Pool
+	mounts *rootfs.Mounts
+	log    *slog.Logger
+	uids   *ranges
+	slots  chan struct{} // one for each creation under way
+	dev    *os.File      // the /dev that sandboxes clone
+
+	plainDev atomic.Bool // the kernel cannot idmap a tmpfs
+	programs map[confine.Profile][]byte
+	rlimits  []hold.Rlimit
+
+	exits chan runtime.Exit
+	stop  context.CancelCauseFunc
+	life  context.Context
+	tasks sync.WaitGroup
+
+	mu        sync.Mutex
+	sandboxes map[dsec.SandboxID]*sandbox
+	unsent    []runtime.Exit // waiting for the receiver of exits
+	wake      chan struct{}  // has an element when unsent grew
+	lost      bool           // the hold is gone
+}
+
+// errClosed is why work of a closed Runtime ends.
+var errClosed = errors.New("the runtime is closed")
+
+var (
+	_ runtime.Runtime     = (*Runtime)(nil)
+	_ runtime.Execer      = (*Runtime)(nil)
+	_ runtime.Filer       = (*Runtime)(nil)
+	_ runtime.Pauser      = (*Runtime)(nil)
+	_ runtime.Resumer     = (*Runtime)(nil)
+	_ runtime.Dialer      = (*Runtime)(nil)
+	_ runtime.Snapshotter = (*Runtime)(nil)
+)
+
+// Open finds the sandboxes of an earlier process, undoes what that had not
+// finished and removes what belongs to nobody.
+func Open(ctx context.Context, c Config) (*Runtime, error) {
+	if c.UIDBase == 0 {
+		c.UIDBase = defaultUIDBase
+	}
+	if c.Parallel <= 0 {
+		c.Parallel = 4 * goruntime.NumCPU()
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	if c.UIDBase < idCount {
+		return nil, dsec.Errorf(dsec.Invalid, "open container runtime", c.Dir, "uid base %d is below %d", c.UIDBase, idCount)
+	}
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, dsec.E(dsec.Internal, "open container runtime", c.Dir, err)
+	}
+	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, mounts: c.Mounts, log: c.Log,
+		uids: newRanges(c.UIDBase, c.UIDRanges), slots: make(chan struct{}, c.Parallel),
+		programs: map[confine.Profile][]byte{}, rlimits: ownRlimits(), exits: make(chan runtime.Exit),
+		sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
+	for _, p := range []confine.Profile{confine.Build, confine.Debug} {
+		program, err := confine.Program(p, confine.Arch(goruntime.GOARCH))
+		if err != nil {
+			return nil, dsec.E(dsec.Unsupported, "compile seccomp profile", string(p), err)
+		}
+		r.programs[p] = program
+	}
+	dev, err := c.Mounts.Shared(ctx, devName, makeDev)
+	if err != nil {
+		return nil, err
+	}
+	r.dev = dev
+	if err := r.adopt(ctx); err != nil {
+		dev.Close()
+		return nil, err
+	}
+	r.life, r.stop = context.WithCancelCause(context.WithoutCancel(ctx))
+	r.tasks.Go(r.watchHold)
+	r.tasks.Go(r.sendExits)
+	return r, nil
+}
+
+// Close lets go of everything and ends no sandbox.
+func (r *Runtime) Close() error {
+	r.stop(errClosed)
+	r.tasks.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, sb := range r.sandboxes {
+		sb.closeRoot()
+	}
+	return r.dev.Close()
+}
+
+// Tier is "container".
+func (r *Runtime) Tier() dsec.Tier { return dsec.TierContainer }
+
+func (r *Runtime) dir(id dsec.SandboxID) string { return filepath.Join(r.cfg.Dir, string(id)) }
+
+func (r *Runtime) spool(id dsec.SandboxID) string { return filepath.Join(r.dir(id), spoolDir) }
+
+// List tells of every sandbox, those being made or removed included.
+func (r *Runtime) List(context.Context) ([]runtime.Status, error) {
+	r.mu.Lock()
+	all := make([]*sandbox, 0, len(r.sandboxes))
+	for _, sb := range r.sandboxes {
+		all = append(all, sb)
+	}
+	r.mu.Unlock()
+	known, err := r.hold.List(r.life)
+	if err != nil {
+		return nil, err
+	}
+	execs := map[string][]string{}
+	for _, s := range known {
+		for _, e := range s.Execs {
+			execs[s.ID] = append(execs[s.ID], e.Spec.ID)
+		}
+	}
+	list := make([]runtime.Status, 0, len(all))
+	for _, sb := range all {
+		if st, ok := sb.status(); ok {
+			st.Execs = execs[string(sb.id)]
+			list = append(list, st)
+		}
+	}
+	return list, nil
+}

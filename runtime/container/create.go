@@ -1,0 +1,276 @@
+package container
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/diskpool"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/netpolicy"
+	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// build is a sandbox on its way to running. The files are closed when the way
+// ends, however it ends.
+type build struct {
+	r     *Runtime
+	sb    *sandbox
+	rec   *record
+	dir   *os.File // on the disk pool
+	root  *os.File
+	dev   *os.File
+	shell *hold.Shell
+	lease netpolicy.Lease
+	lives bool // the root is kept by the sandbox
+}
+
+func (b *build) close() {
+	files := []*os.File{b.dir, b.dev}
+	if !b.lives {
+		files = append(files, b.root)
+	}
+	if b.shell != nil {
+		files = append(files, b.shell.UserNS, b.shell.NetNS)
+	}
+	for _, f := range files {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// Create builds a sandbox and has it running.
+func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step, error) {
+	const op = "create sandbox"
+	if err := r.check(op, &req); err != nil {
+		return nil, err
+	}
+	sb := r.reserve(req.ID)
+	if err := sb.lock(ctx, op); err != nil {
+		return nil, err
+	}
+	defer sb.unlock()
+	if !r.current(sb) { // destroyed while we waited
+		return nil, dsec.Errorf(dsec.Conflict, op, string(req.ID), "destroyed by another call")
+	}
+	if rec := sb.record(); rec != nil {
+		return nil, sameRequest(op, rec.Request, req)
+	}
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	case <-ctx.Done():
+		r.forget(sb)
+		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(req.ID), context.Cause(ctx))
+	}
+	b := &build{r: r, sb: sb, rec: &record{Request: req, Begun: time.Now().UTC(), Starts: 1}}
+	defer b.close()
+	sb.setPhase(making)
+	steps := append([]lifecycle.Step{b.state(), b.disk()}, b.begin()...)
+	took, err := lifecycle.Run(ctx, "container.create", steps...)
+	if err != nil {
+		r.forget(sb)
+		return took, r.wrap(op, req.ID, err)
+	}
+	return took, nil
+}
+
+// check refuses what can never work here.
+func (r *Runtime) check(op string, req *runtime.Request) error {
+	if _, _, err := dsec.ParseSandboxID(string(req.ID)); err != nil {
+		return err
+	}
+	if len(req.Layers.Layers) == 0 {
+		return dsec.Errorf(dsec.Invalid, op, string(req.ID), "no layers")
+	}
+	if _, err := r.profile(req.Spec.Profile); err != nil {
+		return err
+	}
+	if req.Spec.Network == dsec.NetworkOpen && r.cfg.Network == nil {
+		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "this node has no network for sandboxes")
+	}
+	return nil
+}
+
+func sameRequest(op string, was, now runtime.Request) error {
+	a, err := (&record{Request: was}).encode()
+	if err != nil {
+		return dsec.E(dsec.Internal, op, string(now.ID), err)
+	}
+	b, err := (&record{Request: now}).encode()
+	if err != nil {
+		return dsec.E(dsec.Internal, op, string(now.ID), err)
+	}
+	if !bytes.Equal(a, b) {
+		return dsec.Errorf(dsec.Conflict, op, string(now.ID), "it exists and was asked for differently")
+	}
+	return nil
+}
+
+// reserve returns the sandbox of that id, made if there is none.
+func (r *Runtime) reserve(id dsec.SandboxID) *sandbox {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sb := r.sandboxes[id]
+	if sb == nil {
+		sb = newSandbox(id)
+		r.sandboxes[id] = sb
+	}
+	return sb
+}
+
+// forget takes a sandbox of which nothing is left out of the map.
+func (r *Runtime) forget(sb *sandbox) {
+	sb.closeRoot()
+	sb.mu.Lock()
+	sb.phase, sb.rec, sb.group = absent, nil, nil
+	sb.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sandboxes[sb.id] == sb {
+		delete(r.sandboxes, sb.id)
+	}
+}
+
+// wrap makes an error of a step one of the sandbox, and of a call that met the
+// end of the hold.
+func (r *Runtime) wrap(op string, id dsec.SandboxID, err error) error {
+	if err == nil {
+		return nil
+	}
+	return dsec.E(dsec.ClassOf(err), op, string(id), err)
+}
+
+// state takes a uid range and writes down what was asked for, before anything
+// else exists.
+func (b *build) state() lifecycle.Step {
+	return lifecycle.Step{Name: "state", Do: func(context.Context) error {
+		uid, err := b.r.uids.take(b.sb.id)
+		if err != nil {
+			return err
+		}
+		b.rec.UID = uid
+		dir := b.r.dir(b.sb.id)
+		err = os.Mkdir(dir, 0o700)
+		if err == nil {
+			if err = os.Mkdir(b.r.spool(b.sb.id), 0o700); err == nil {
+				err = writeRecord(dir, b.rec)
+			}
+		}
+		if err != nil {
+			b.r.uids.give(uid, b.sb.id)
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), errors.Join(err, os.RemoveAll(dir)))
+		}
+		b.sb.mu.Lock()
+		b.sb.rec = b.rec
+		b.sb.mu.Unlock()
+		return nil
+	}, Undo: func(context.Context) error { return b.r.removeState(b.sb.id, b.rec) }}
+}
+
+func (r *Runtime) removeState(id dsec.SandboxID, rec *record) error {
+	if err := os.RemoveAll(r.dir(id)); err != nil {
+		return dsec.E(dsec.Internal, "remove state of sandbox", string(id), err)
+	}
+	if rec != nil {
+		r.uids.give(rec.UID, id)
+	}
+	return nil
+}
+
+func (b *build) disk() lifecycle.Step {
+	id := string(b.sb.id)
+	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) (err error) {
+		b.dir, err = b.r.disks.Create(ctx, id, b.rec.Request.Spec.Limits.Disk, diskpool.Owner{})
+		if err != nil {
+			return err
+		}
+		if err := b.prepareDir(); err != nil {
+			return errors.Join(err, b.r.disks.Remove(context.WithoutCancel(ctx), id))
+		}
+		return nil
+	}, Undo: func(ctx context.Context) error { return b.r.disks.Remove(ctx, id) }}
+}
+
+func (b *build) prepareDir() error {
+	return rootfs.PrepareDir(b.dir, int(b.rec.UID), int(b.rec.UID))
+}
+
+// begin are the steps that creation and start have in common: from a disk to a
+// running sandbox.
+func (b *build) begin() []lifecycle.Step {
+	id := string(b.sb.id)
+	return []lifecycle.Step{
+		{Name: "cgroup", Do: b.cgroup, Undo: func(ctx context.Context) error {
+			b.sb.mu.Lock()
+			b.sb.group = nil
+			b.sb.mu.Unlock()
+			return b.r.groups.Remove(ctx, id)
+		}},
+		{Name: "layers", Do: func(ctx context.Context) error {
+			return b.r.mounts.Use(ctx, id, b.rec.Request.Layers.Layers)
+		}, Undo: func(context.Context) error { b.r.mounts.Unuse(id); return nil }},
+		{Name: "spawn", Do: b.spawn, Undo: func(ctx context.Context) error { return b.r.hold.RemoveSandbox(ctx, id) }},
+		{Name: "network", Do: b.network}, // ends with the namespace
+		{Name: "root", Do: b.stack},
+		{Name: "setup", Do: b.setup},
+		{Name: "dev", Do: func(context.Context) (err error) {
+			b.dev, err = b.r.cloneDev(b.shell.UserNS)
+			return err
+		}},
+		{Name: "enter", Do: b.enter, Undo: func(context.Context) error { b.sb.closeRoot(); return nil }},
+		{Name: "main", Do: b.main},
+	}
+}
+
+func (b *build) cgroup(context.Context) error {
+	g, err := b.r.groups.Create(string(b.sb.id), groupLimits(b.rec.Request.Spec.Limits))
+	if err != nil {
+		return err
+	}
+	b.sb.mu.Lock()
+	b.sb.group = g
+	b.sb.mu.Unlock()
+	return nil
+}
+
+func (b *build) spawn(ctx context.Context) (err error) {
+	spec, err := b.r.spawnSpec(b.sb, b.rec)
+	if err != nil {
+		return err
+	}
+	b.shell, err = b.r.hold.Spawn(ctx, spec)
+	return err
+}
+
+func (b *build) network(ctx context.Context) (err error) {
+	b.lease = netpolicy.Lease{Mode: dsec.NetworkNone}
+	if b.rec.Request.Spec.Network == dsec.NetworkOpen {
+		b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, dsec.NetworkOpen, b.shell.NetNS)
+	}
+	return err
+}
+
+func (b *build) stack(context.Context) (err error) {
+	b.root, err = b.r.mounts.Stack(rootfs.Root{Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
+	return err
+}
+
+func (b *build) main(ctx context.Context) error {
+	spec := b.rec.Request.Spec
+	if len(spec.Command) > 0 {
+		if _, err := b.r.start(ctx, b.sb, mainProcess(b.rec.Request)); err != nil {
+			return err
+		}
+	}
+	b.sb.mu.Lock()
+	defer b.sb.mu.Unlock()
+	b.sb.phase, b.sb.exit, b.sb.paused = running, nil, false
+	return nil
+}

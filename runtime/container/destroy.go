@@ -1,0 +1,227 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// Destroy removes everything of an id, whatever there is of it.
+func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
+	const op = "destroy sandbox"
+	if _, _, err := dsec.ParseSandboxID(string(id)); err != nil {
+		return err
+	}
+	sb := r.reserve(id)
+	if sb.getPhase() != absent {
+		// Ends what is in flight before its turn comes; a creation under way is waited for.
+		sb.mu.Lock()
+		if sb.phase == running || sb.phase == ended {
+			sb.phase = removing
+		}
+		sb.mu.Unlock()
+	}
+	if err := sb.lock(ctx, op); err != nil {
+		return err
+	}
+	defer sb.unlock()
+	if !r.current(sb) {
+		return nil // another call destroyed it
+	}
+	sb.setPhase(removing)
+	// Once begun it is finished: a half-destroyed sandbox serves nobody.
+	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
+	defer cancel()
+	if err := r.remove(dctx, sb); err != nil {
+		return r.wrap(op, id, err)
+	}
+	return nil
+}
+
+// remove is all the undos of creation, by name. The state goes last, when
+// nothing else is left, and only then the uid range is free.
+func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
+	id := string(sb.id)
+	errs := []error{r.closeDiskShell(ctx, sb), r.hold.RemoveSandbox(ctx, id)}
+	sb.closeRoot()
+	errs = append(errs, r.groups.Remove(ctx, id))
+	r.mounts.Unuse(id)
+	errs = append(errs, r.disks.Remove(ctx, id))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := r.removeState(sb.id, sb.record()); err != nil {
+		return err
+	}
+	r.forget(sb)
+	return nil
+}
+
+// Stop asks the main process to end, waits for grace, then ends everything.
+func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Duration) error {
+	const op = "stop sandbox"
+	sb, err := r.acquire(ctx, op, id)
+	if err != nil {
+		return err
+	}
+	defer sb.unlock()
+	if sb.getPhase() == stopped {
+		return nil
+	}
+	if err := r.thaw(ctx, sb); err != nil {
+		return r.wrap(op, id, err)
+	}
+	if grace > 0 && sb.getPhase() == running {
+		r.ask(ctx, sb, grace)
+	}
+	if err := ctx.Err(); err != nil {
+		return dsec.E(dsec.ClassOf(err), op, string(id), context.Cause(ctx))
+	}
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
+	defer cancel()
+	return r.wrap(op, id, r.halt(sctx, sb))
+}
+
+// ask signals the main process and waits for its end; that it does not come is
+// no error.
+func (r *Runtime) ask(ctx context.Context, sb *sandbox, grace time.Duration) {
+	p, err := r.hold.Process(ctx, string(sb.id), mainID)
+	if err != nil {
+		return
+	}
+	sb.mu.Lock()
+	sb.stopping = true // the end of the main process is what was asked for
+	sb.mu.Unlock()
+	gctx, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	if err := p.Signal(gctx, signalOf(sb.record().Request.Layers.Config.StopSignal)); err != nil {
+		return
+	}
+	_, _ = p.Wait(gctx)
+}
+
+// halt ends every process and keeps the disk, and what its commands left to be
+// read. The group goes: it costs more memory than anything else.
+func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
+	id := string(sb.id)
+	sb.mu.Lock()
+	sb.stopping = true
+	sb.mu.Unlock()
+	if err := r.hold.KillSandbox(ctx, id); err != nil {
+		return err
+	}
+	sb.closeRoot()
+	last, err := r.sample(ctx, sb)
+	if err != nil {
+		r.log.Warn("sample a sandbox at its end", "sandbox", id, "err", err)
+	}
+	if err := r.groups.Remove(ctx, id); err != nil {
+		return err
+	}
+	r.mounts.Unuse(id)
+	rec := *sb.record()
+	rec.Stopped, rec.Last = true, &last
+	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
+		return dsec.E(dsec.Internal, "write state of sandbox", id, err)
+	}
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	sb.rec, sb.group, sb.phase, sb.exit, sb.paused, sb.stopping = &rec, nil, stopped, nil, false, false
+	return nil
+}
+
+// Start runs a stopped sandbox again on its disk.
+func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, error) {
+	const op = "start sandbox"
+	sb, err := r.acquire(ctx, op, id)
+	if err != nil {
+		return nil, err
+	}
+	defer sb.unlock()
+	switch sb.getPhase() {
+	case running:
+		return nil, nil
+	case ended: // starting acknowledges the end as stopping does
+		if err := r.halt(ctx, sb); err != nil {
+			return nil, r.wrap(op, id, err)
+		}
+	}
+	rec := *sb.record()
+	rec.Stopped, rec.Begun, rec.Starts = false, time.Now().UTC(), rec.Starts+1
+	b := &build{r: r, sb: sb, rec: &rec}
+	defer b.close()
+	sb.setPhase(making)
+	took, err := lifecycle.Run(ctx, "container.start", append([]lifecycle.Step{b.restate(), b.reopen()}, b.begin()...)...)
+	if err != nil {
+		sb.setPhase(stopped)
+		return took, r.wrap(op, id, err)
+	}
+	return took, nil
+}
+
+// restate writes down that the sandbox is being started, and back.
+func (b *build) restate() lifecycle.Step {
+	was := b.sb.record()
+	set := func(rec *record) error {
+		if err := writeRecord(b.r.dir(b.sb.id), rec); err != nil {
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
+		}
+		b.sb.mu.Lock()
+		defer b.sb.mu.Unlock()
+		b.sb.rec = rec
+		return nil
+	}
+	return lifecycle.Step{Name: "state", Do: func(ctx context.Context) error {
+		// The commands of the run before are forgotten here, not at the stop, so that they could be read.
+		if err := errors.Join(b.r.closeDiskShell(ctx, b.sb), b.r.hold.RemoveSandbox(ctx, string(b.sb.id))); err != nil {
+			return err
+		}
+		return set(b.rec)
+	}, Undo: func(context.Context) error { return set(was) }}
+}
+
+func (b *build) reopen() lifecycle.Step {
+	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) (err error) {
+		if b.dir, err = b.r.disks.Open(ctx, string(b.sb.id)); err != nil {
+			return err
+		}
+		return b.prepareDir()
+	}}
+}
+
+// sample reads what a sandbox uses, or used before it stopped.
+func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error) {
+	sb.mu.Lock()
+	g, rec := sb.group, sb.rec
+	sb.mu.Unlock()
+	var s runtime.Stats
+	if rec != nil && rec.Last != nil {
+		s = *rec.Last
+	}
+	if g != nil {
+		c, err := g.Stats()
+		if err != nil {
+			return s, err
+		}
+		s = runtime.Stats{CPU: c.CPU, Throttled: c.Throttled, Memory: c.Memory, MemoryPeak: c.MemoryPeak, MemoryLimit: c.MemoryLimit,
+			Pids: c.Pids, PidsPeak: c.PidsPeak, PidsLimit: c.PidsLimit, OOMKills: c.OOMKills, PidsDenied: c.PidsDenied}
+	}
+	u, err := r.disks.Usage(ctx, string(sb.id))
+	s.Disk, s.DiskLimit = u.Used, u.Limit
+	return s, err
+}
+
+// Stats samples a sandbox; of a stopped one, what it had used.
+func (r *Runtime) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error) {
+	const op = "sample sandbox"
+	sb, err := r.findInside(op, id)
+	if err != nil {
+		return runtime.Stats{}, err
+	}
+	s, err := r.sample(ctx, sb)
+	return s, r.wrap(op, id, err)
+}

@@ -1,0 +1,185 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/confine"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/internal/linux"
+	"github.com/opendsec/dsec/process"
+)
+
+// Exec starts a command.
+func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error) {
+	const op = "exec in sandbox"
+	sb, err := r.live(op, id)
+	if err != nil {
+		return nil, err
+	}
+	if sb.isPaused() {
+		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
+	}
+	if s.ID == "" {
+		s.ID = dsec.Random(20)
+	}
+	p, err := r.start(ctx, sb, s)
+	if err != nil {
+		return nil, r.explain(op, sb, err)
+	}
+	return p, nil
+}
+
+// explain says that the sandbox has ended where that is why a call on the hold failed.
+func (r *Runtime) explain(op string, sb *sandbox, err error) error {
+	if p := sb.getPhase(); p != running && p != making {
+		return dsec.E(dsec.SandboxGone, op, string(sb.id), err)
+	}
+	if errors.Is(err, dsec.SandboxGone.Err()) {
+		return dsec.E(dsec.SandboxGone, op, string(sb.id), err)
+	}
+	return err
+}
+
+// start makes of a command's spec what the hold needs and starts it.
+func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (process.Process, error) {
+	if len(s.Argv) == 0 || s.Argv[0] == "" {
+		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.id), "no program")
+	}
+	req := sb.record().Request
+	spec, image := req.Spec, req.Layers.Config
+	who, err := r.identify(ctx, sb, first(s.User, spec.User, image.User))
+	if err != nil {
+		return nil, err
+	}
+	profile, err := r.profile(spec.Profile)
+	if err != nil {
+		return nil, err
+	}
+	sb.mu.Lock()
+	locale := sb.locale
+	sb.mu.Unlock()
+	e := hold.ExecSpec{Sandbox: string(sb.id), Spec: s,
+		Env: environment(who, s.PTY != nil, locale, image.Env, spec.Env, s.Env),
+		Cwd: first(s.Cwd, spec.Workdir, image.Workdir, "/"),
+		UID: who.uid, GID: who.gid, Groups: who.groups,
+		Caps: capsFor(who.uid, confine.Capabilities(profile)), NoNewPrivs: spec.NoNewPrivs,
+		Seccomp: r.programs[profile], OOMScoreAdj: confine.OOMScoreAdj, Spool: r.spool(sb.id)}
+	e.Rlimits = r.rlimits
+	r.capOutput(ctx, sb, &e.Spec)
+	return r.hold.Exec(ctx, e)
+}
+
+// ownRlimits are the profile's within what this process may hand on: the hold
+// was started by one like it.
+func ownRlimits() []hold.Rlimit {
+	var out []hold.Rlimit
+	for _, l := range confine.Rlimits() {
+		var have unix.Rlimit
+		if err := unix.Getrlimit(l.Resource, &have); err == nil {
+			l = l.Within(have.Max)
+		}
+		out = append(out, hold.Rlimit{Resource: l.Resource, Cur: l.Soft, Max: l.Hard})
+	}
+	return out
+}
+
+// capsFor: root inside has what the profile leaves it; others get it only
+// through setuid programs and file capabilities.
+func capsFor(uid uint32, allowed confine.Caps) hold.Caps {
+	c := hold.Caps{Bounding: uint64(allowed)}
+	if uid == 0 {
+		c.Permitted = uint64(allowed)
+	}
+	return c
+}
+
+func first(s ...string) string {
+	for _, v := range s {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// Process finds a command that runs or waits for Release.
+func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (process.Process, error) {
+	if _, err := r.findInside("find command in sandbox", id); err != nil {
+		return nil, err
+	}
+	return r.hold.Process(ctx, string(id), exec)
+}
+
+// userCache is what was last read of the account files, and from which version
+// of them.
+type userCache struct {
+	accounts      accounts
+	passwd, group fileVersion
+}
+
+type fileVersion struct {
+	dev, ino     uint64
+	size         int64
+	mtime, ctime unix.Timespec
+}
+
+// identify looks a user up in the sandbox's own files.
+func (r *Runtime) identify(ctx context.Context, sb *sandbox, user string) (identity, error) {
+	sb.mu.Lock()
+	if sb.root != nil {
+		defer sb.mu.Unlock()
+		sb.users.read(sb.root)
+		return sb.users.accounts.lookup(user)
+	}
+	sb.mu.Unlock()
+	var a accounts
+	for _, f := range []struct {
+		path string
+		into *[]byte
+	}{{"/etc/passwd", &a.passwd}, {"/etc/group", &a.group}} {
+		file, err := r.hold.OpenIn(ctx, string(sb.id), f.path)
+		switch {
+		case errors.Is(err, dsec.FileNotFound.Err()), errors.Is(err, dsec.Invalid.Err()):
+			continue
+		case err != nil:
+			return identity{}, err
+		}
+		*f.into, err = readCapped(file)
+		file.Close()
+		if err != nil {
+			return identity{}, dsec.E(dsec.Internal, "read", f.path, err)
+		}
+	}
+	return a.lookup(user)
+}
+
+// read brings the cache up to date. A file that is missing or no plain file
+// counts as empty.
+func (c *userCache) read(root *os.File) {
+	for _, f := range []struct {
+		path    string
+		into    *[]byte
+		version *fileVersion
+	}{{"/etc/passwd", &c.accounts.passwd, &c.passwd}, {"/etc/group", &c.accounts.group, &c.group}} {
+		file, err := linux.OpenOnMount(root, f.path, unix.O_RDONLY)
+		if err != nil {
+			*f.into, *f.version = nil, fileVersion{}
+			continue
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(int(file.Fd()), &st); err == nil {
+			v := fileVersion{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}
+			if v != *f.version {
+				if *f.into, err = readCapped(file); err == nil {
+					*f.version = v
+				}
+			}
+		}
+		file.Close()
+	}
+}

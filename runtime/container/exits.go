@@ -1,0 +1,185 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// Exits tells of ends that nobody asked for.
+func (r *Runtime) Exits() <-chan runtime.Exit { return r.exits }
+
+// sendExits hands what is in unsent to the receiver.
+func (r *Runtime) sendExits() {
+	for {
+		r.mu.Lock()
+		var next *runtime.Exit
+		if len(r.unsent) > 0 {
+			next = &r.unsent[0]
+		}
+		r.mu.Unlock()
+		if next == nil {
+			select {
+			case <-r.wake:
+				continue
+			case <-r.life.Done():
+				return
+			}
+		}
+		select {
+		case r.exits <- *next:
+			r.mu.Lock()
+			r.unsent = r.unsent[1:]
+			r.mu.Unlock()
+		case <-r.life.Done():
+			return
+		}
+	}
+}
+
+// watchHold acts on what the hold reports, until Close or the end of the hold.
+func (r *Runtime) watchHold() {
+	events := r.hold.Events()
+	for {
+		select {
+		case e, ok := <-events:
+			if !ok {
+				r.holdLost()
+				return
+			}
+			// Beside the loop: what follows calls the hold, which may wait for us to receive.
+			r.tasks.Go(func() { r.on(e) })
+		case <-r.hold.Done():
+			r.holdLost()
+			return
+		case <-r.life.Done():
+			return
+		}
+	}
+}
+
+func (r *Runtime) on(e hold.Event) {
+	ctx, cancel := context.WithTimeout(r.life, lifecycle.UndoLimit)
+	defer cancel()
+	sb, err := r.find("follow sandbox", dsec.SandboxID(e.Sandbox))
+	if err != nil {
+		return // being removed, with all that is known of it
+	}
+	switch {
+	case e.Type == hold.SandboxExited && !e.Asked:
+		r.end(sb, r.initEnd(sb, e.Signal))
+	case e.Type == hold.ExecExited:
+		r.execEnded(ctx, sb, e.Exec, e.Result)
+	}
+	if err := r.hold.Ack(ctx, e); err != nil && ctx.Err() == nil {
+		r.log.Warn("acknowledge an end", "sandbox", e.Sandbox, "exec", e.Exec, "err", err)
+	}
+}
+
+// execEnded ends the sandbox if the command was its main process, or if a
+// memory kill ends it by its own wish.
+func (r *Runtime) execEnded(ctx context.Context, sb *sandbox, exec string, res process.Result) {
+	if res.Status == process.Lost {
+		return
+	}
+	var x runtime.Exit
+	spec := sb.record()
+	if spec == nil {
+		return
+	}
+	switch isMain := exec == mainID && len(spec.Request.Spec.Command) > 0; {
+	case res.OOM && (isMain || spec.Request.Spec.OOM == dsec.OOMSandbox):
+		x = runtime.Exit{Cause: dsec.CauseOOM, By: dsec.InducedBySelf, Evidence: []string{
+			fmt.Sprintf("command %s was killed by the memory limit", exec),
+			fmt.Sprintf("limit %d bytes, peak %d bytes", res.OOMLimit, res.OOMPeak)}}
+	case !isMain:
+		return
+	case res.ExitCode == 0:
+		x = runtime.Exit{Cause: dsec.CauseCompleted, By: dsec.InducedBySelf, Evidence: []string{"the main process exited with 0"}}
+	default:
+		x = runtime.Exit{Cause: dsec.CauseAgentError, By: dsec.InducedBySelf, Evidence: []string{mainEnd(res)}}
+	}
+	if !r.end(sb, x) {
+		return
+	}
+	if err := r.hold.KillSandbox(ctx, string(sb.id)); err != nil {
+		r.log.Warn("end a sandbox after its main process", "sandbox", sb.id, "err", err)
+	}
+}
+
+func mainEnd(res process.Result) string {
+	if res.Signal != 0 {
+		return fmt.Sprintf("the main process was ended by signal %d (%s)", res.Signal, syscall.Signal(res.Signal))
+	}
+	return fmt.Sprintf("the main process exited with %d", res.ExitCode)
+}
+
+// initEnd says why PID 1 is gone. Inside, nothing can send it SIGKILL; it ends
+// by that only through the memory limit or somebody on the machine.
+func (r *Runtime) initEnd(sb *sandbox, signal int) runtime.Exit {
+	sb.mu.Lock()
+	g := sb.group
+	sb.mu.Unlock()
+	what := fmt.Sprintf("PID 1 was ended by signal %d (%s)", signal, syscall.Signal(signal))
+	if g != nil {
+		if s, err := g.Stats(); err == nil && s.OOMKills > 0 {
+			return runtime.Exit{Cause: dsec.CauseOOM, By: dsec.InducedBySelf, Evidence: []string{what,
+				fmt.Sprintf("limit %d bytes, peak %d bytes, %d processes killed by it", s.MemoryLimit, s.MemoryPeak, s.OOMKills)}}
+		}
+	}
+	if signal == int(syscall.SIGKILL) {
+		return runtime.Exit{Cause: dsec.CauseUnknown, By: dsec.InducedByUnknown, Evidence: []string{what, "not by the memory limit"}}
+	}
+	return runtime.Exit{Cause: dsec.CauseAgentDamage, By: dsec.InducedBySelf, Evidence: []string{what}}
+}
+
+// end marks a running sandbox as ended and reports it, once. It returns false
+// if the sandbox did not run, or is being ended anyway.
+func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
+	x.ID = sb.id
+	sb.mu.Lock()
+	if sb.phase != running || sb.stopping {
+		sb.mu.Unlock()
+		return false
+	}
+	sb.phase, sb.exit = ended, &x
+	sb.mu.Unlock()
+	r.report(x)
+	return true
+}
+
+func (r *Runtime) report(x runtime.Exit) {
+	r.mu.Lock()
+	r.unsent = append(r.unsent, x)
+	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// holdLost ends every sandbox: the kernel has killed all their processes.
+func (r *Runtime) holdLost() {
+	if r.life.Err() != nil {
+		return
+	}
+	r.mu.Lock()
+	r.lost = true
+	all := make([]*sandbox, 0, len(r.sandboxes))
+	for _, sb := range r.sandboxes {
+		all = append(all, sb)
+	}
+	r.mu.Unlock()
+	r.log.Error("the hold is gone, and with it every running sandbox", "sandboxes", len(all), "at", time.Now().UTC())
+	for _, sb := range all {
+		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,
+			Evidence: []string{"the process that held the sandbox (dsec-hold) ended"}})
+	}
+}

@@ -1,0 +1,198 @@
+package container
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/runtime"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files")
+
+func TestRangesAreNeverShared(t *testing.T) {
+	r := newRanges(1<<20, 3)
+	var got []uint32
+	for _, id := range []dsec.SandboxID{"a", "b", "c"} {
+		u, err := r.take(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, u)
+	}
+	if want := []uint32{1 << 20, 1<<20 + 65536, 1<<20 + 2*65536}; !slices.Equal(got, want) {
+		t.Fatalf("ranges %v, want %v", got, want)
+	}
+	if _, err := r.take("d"); !errors.Is(err, dsec.ResourceExhausted.Err()) {
+		t.Fatalf("a fourth of three: %v", err)
+	}
+	r.give(got[1], "a") // not its owner
+	if _, err := r.take("d"); err == nil {
+		t.Fatal("a range was given back by somebody else")
+	}
+	r.give(got[1], "b")
+	if u, err := r.take("d"); err != nil || u != got[1] {
+		t.Fatalf("%d, %v", u, err)
+	}
+	if err := r.adopt(got[0], "x"); err == nil {
+		t.Fatal("a range with an owner was adopted")
+	}
+	if n := newRanges(1<<32-1-65536, 0).n; n != 1 {
+		t.Fatalf("%d ranges at the end of the ids", n)
+	}
+}
+
+func TestB16UsersByNameAndNumber(t *testing.T) {
+	a := accounts{
+		passwd: []byte("root:x:0:0::/root:/bin/sh\nbroken\nuser:x:1000:100::/home/user:/bin/sh\nodd:x:1001:1001::relative:/bin/sh\nbig:x:99999:1::/:/\n"),
+		group:  []byte("root:x:0:\nusers:x:100:\nwheel:x:10:root,user\ndocker:x:999:user\nempty:x:5\n"),
+	}
+	for _, c := range []struct {
+		user string
+		want identity
+	}{
+		{"", identity{0, 0, []uint32{0, 10}, "root", "/root"}},
+		{"root", identity{0, 0, []uint32{0, 10}, "root", "/root"}},
+		{"user", identity{1000, 100, []uint32{100, 10, 999}, "user", "/home/user"}},
+		{"1000", identity{1000, 100, []uint32{100, 10, 999}, "user", "/home/user"}},
+		{"user:docker", identity{1000, 999, nil, "user", "/home/user"}},
+		{"1000:7", identity{1000, 7, nil, "user", "/home/user"}},
+		{"4321", identity{4321, 0, []uint32{0}, "4321", "/"}},
+		{"4321:4322", identity{4321, 4322, nil, "4321", "/"}},
+		{"odd", identity{1001, 1001, []uint32{1001}, "odd", "/"}},
+	} {
+		got, err := a.lookup(c.user)
+		if err != nil || got.uid != c.want.uid || got.gid != c.want.gid || !slices.Equal(got.groups, c.want.groups) ||
+			got.name != c.want.name || got.home != c.want.home {
+			t.Errorf("%q: %+v, %v, want %+v", c.user, got, err, c.want)
+		}
+	}
+	for _, bad := range []string{"nonexistent", "nonexistent:0", "user:nogroup", "70000", "big", ":5", "user:", "-1"} {
+		if who, err := a.lookup(bad); err == nil {
+			t.Errorf("%q: %+v", bad, who)
+		} else if name := strings.Split(bad, ":"); !strings.Contains(err.Error(), `"`) {
+			t.Errorf("%q: the error does not name it: %v (%v)", bad, err, name)
+		}
+	}
+	var none accounts
+	if who, err := none.lookup(""); err != nil || who.home != "/root" || who.name != "root" {
+		t.Errorf("without files: %+v, %v", who, err)
+	}
+}
+
+func TestB8EnvironmentOrder(t *testing.T) {
+	got := environment(identity{name: "user", home: "/home/user"}, true, "C.UTF-8",
+		[]string{"PATH=/img", "A=image", "HOME=/img", "=x", "novalue"}, map[string]string{"A": "spec", "B": "spec"}, map[string]string{"B": "exec"})
+	want := []string{"A=spec", "B=exec", "HOME=/home/user", "LANG=C.UTF-8", "LOGNAME=user", "PATH=/img", "TERM=xterm-256color", "USER=user"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	got = environment(identity{name: "root", home: "/root"}, false, "", nil, nil)
+	if !slices.Contains(got, "PATH="+defaultPath) || slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "TERM=") }) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func goldenRecord() *record {
+	const id = "saaaaabbbbbcccccdddddeeee"
+	return &record{
+		Request: runtime.Request{ID: id, Spec: dsec.Spec{Tier: dsec.TierContainer, Image: "base:1", Command: []string{"/bin/sh"},
+			Env: map[string]string{"A": "b"}, Limits: dsec.Limits{CPU: 1.5, Memory: 1 << 30, Pids: 100, Disk: 1 << 30}},
+			Layers: layer.Set{Lease: id, Layers: []layer.Local{{Info: layer.Info{Digest: "sha256:00", MetaSize: 4096}, Meta: "/l/meta", Data: "/l/data"}},
+				Config: image.Config{Env: []string{"PATH=/bin"}, User: "user"}}},
+		UID: 1 << 28, Begun: time.Date(2026, 11, 29, 17, 0, 0, 0, time.UTC), Starts: 2, Stopped: true, Last: &runtime.Stats{Memory: 1},
+	}
+}
+
+func TestStateFileFormatIsStable(t *testing.T) {
+	golden := filepath.Join("testdata", "state")
+	b, err := goldenRecord().encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(golden, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(b, want) {
+		t.Errorf("encoded\n%s\nwant\n%s", b, want)
+	}
+	r, err := decodeRecord(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := r.encode(); err != nil || !bytes.Equal(again, want) {
+		t.Errorf("decoded and encoded\n%s %v", again, err)
+	}
+}
+
+func TestStateFileOfAnotherVersionOrSandboxIsRefused(t *testing.T) {
+	b, err := goldenRecord().encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := decodeRecord(append([]byte("2\n"), b[2:]...)); err == nil {
+		t.Error("version 2 accepted")
+	}
+	dir := t.TempDir()
+	if err := writeRecord(dir, goldenRecord()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readRecord(dir, "saother"); !errors.Is(err, dsec.Corrupt.Err()) {
+		t.Errorf("another sandbox's file: %v", err)
+	}
+	if r, err := readRecord(dir, goldenRecord().Request.ID); err != nil || r.Starts != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+func FuzzDecodeRecord(f *testing.F) {
+	b, err := goldenRecord().encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte("1\n{}"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := decodeRecord(b)
+		if err == nil && (r.Starts < 1 || r.UID == 0) {
+			t.Errorf("accepted %+v", r)
+		}
+	})
+}
+
+func FuzzLookupUser(f *testing.F) {
+	f.Add([]byte("root:x:0:0::/root:/bin/sh\n"), []byte("root:x:0:a,b\n"), "root:root")
+	f.Fuzz(func(t *testing.T, passwd, group []byte, user string) {
+		a := accounts{passwd, group}
+		who, err := a.lookup(user)
+		if err == nil && (who.uid >= idCount || who.gid >= idCount || len(who.groups) > maxGroups) {
+			t.Errorf("%q: %+v", user, who)
+		}
+	})
+}
+
+func TestStopSignals(t *testing.T) {
+	for in, want := range map[string]int{"": 15, "SIGTERM": 15, "SIGINT": 2, "quit": 3, "9": 9, "SIGRTMIN+3": 15, "999": 15} {
+		if got := signalOf(in); got != want {
+			t.Errorf("%q: %d, want %d", in, got, want)
+		}
+	}
+}

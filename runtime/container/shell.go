@@ -1,0 +1,162 @@
+package container
+
+import (
+	"context"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/confine"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+)
+
+const (
+	shmMin = 64 << 20
+
+	// mainID is the command that was asked for with the sandbox.
+	mainID = "main"
+)
+
+func digests(s layer.Set) []layer.Digest {
+	d := make([]layer.Digest, len(s.Layers))
+	for i, l := range s.Layers {
+		d[i] = l.Digest
+	}
+	return d
+}
+
+// groupLimits translates; a sandbox sees as many CPUs as its quota can fill.
+func groupLimits(l dsec.Limits) cgroup.Limits {
+	return cgroup.Limits{CPU: l.CPU, Weight: l.CPUWeight, Visible: int(math.Ceil(l.CPU)), Memory: l.Memory, Pids: l.Pids,
+		Devices: cgroup.DefaultDevices()}
+}
+
+// groupPaths is where a control group is, as the hold wants to know it.
+type groupPaths struct {
+	unified string
+	tasks   []string
+	account hold.Account
+}
+
+func pathsOf(m cgroup.Member, v cgroup.Version) (groupPaths, error) {
+	h, err := m.Handles()
+	if err != nil {
+		return groupPaths{}, err
+	}
+	defer h.Close()
+	p := groupPaths{unified: h.Unified.Name()}
+	for _, f := range h.Tasks {
+		p.tasks = append(p.tasks, f.Name())
+	}
+	if v == cgroup.V2 {
+		p.account = hold.Account{OOM: p.unified + "/memory.events", Limit: p.unified + "/memory.max",
+			Peak: p.unified + "/memory.peak", Throttle: p.unified + "/cpu.stat"}
+		return p, nil
+	}
+	for _, t := range p.tasks {
+		dir := filepath.Dir(t)
+		if _, err := os.Stat(dir + "/memory.oom_control"); err == nil {
+			p.account.OOM, p.account.Limit, p.account.Peak = dir+"/memory.oom_control", dir+"/memory.limit_in_bytes", dir+"/memory.max_usage_in_bytes"
+		}
+		if _, err := os.Stat(dir + "/cpu.cfs_quota_us"); err == nil {
+			p.account.Throttle = dir + "/cpu.stat"
+		}
+	}
+	return p, nil
+}
+
+func (r *Runtime) spawnSpec(sb *sandbox, rec *record) (hold.SpawnSpec, error) {
+	sb.mu.Lock()
+	g := sb.group
+	sb.mu.Unlock()
+	p, err := pathsOf(g, r.groups.Version())
+	if err != nil {
+		return hold.SpawnSpec{}, err
+	}
+	return hold.SpawnSpec{ID: string(sb.id), UIDBase: rec.UID, GIDBase: rec.UID, Count: idCount,
+		Cgroup: p.unified, Tasks: p.tasks, OOMScoreAdj: 0, Account: p.account}, nil
+}
+
+// sysctls of a sandbox's own network namespace: what needs privilege only
+// because a machine is shared.
+var sysctls = []hold.Sysctl{
+	{Path: "net/ipv4/ping_group_range", Value: "0 65535"},
+	{Path: "net/ipv4/ip_unprivileged_port_start", Value: "0"},
+}
+
+// enter gives PID 1 its root. The sandbox keeps the descriptor of the root to
+// read accounts from.
+func (b *build) enter(ctx context.Context) error {
+	spec := b.rec.Request.Spec
+	mounts, err := b.r.hostMounts(spec.Mounts)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, m := range mounts {
+			m.Source.Close()
+		}
+	}()
+	err = b.r.hold.Enter(ctx, hold.EnterSpec{ID: string(b.sb.id), Root: b.root, Dev: b.dev, Hostname: hostname(b.sb.id, spec),
+		ShmSize: max(shmMin, spec.Limits.Memory/2), Lo: true, Mounts: mounts, Sysctls: sysctls,
+		Masks: confine.MaskedPaths(), ReadOnly: confine.ReadOnlyPaths()})
+	if err != nil {
+		return err
+	}
+	b.sb.mu.Lock()
+	defer b.sb.mu.Unlock()
+	b.sb.root, b.lives = b.root, true
+	b.sb.locale = localeOf(b.root)
+	return nil
+}
+
+func hostname(id dsec.SandboxID, s dsec.Spec) string {
+	if s.Hostname == "" {
+		return string(id)
+	}
+	return dsec.ShortHostname(s.Hostname)
+}
+
+// mainProcess is what the sandbox runs: the image's entry point, if it has
+// one, with what the caller asked for.
+func mainProcess(req runtime.Request) process.Spec {
+	return process.Spec{ID: mainID, Main: true, Argv: slices.Concat(req.Layers.Config.Entrypoint, req.Spec.Command)}
+}
+
+func (r *Runtime) profile(name string) (confine.Profile, error) {
+	p, err := confine.ParseProfile(name)
+	if err != nil {
+		return p, dsec.E(dsec.Invalid, "choose seccomp profile", dsec.Quote(name), err)
+	}
+	return p, nil
+}
+
+// signalOf reads the image's stop signal: a number or a name of the usual ones.
+func signalOf(s string) int {
+	if n, err := strconv.Atoi(s); err == nil && n > 0 && n < 65 {
+		return n
+	}
+	switch strings.TrimPrefix(strings.ToUpper(s), "SIG") {
+	case "HUP":
+		return 1
+	case "INT":
+		return 2
+	case "QUIT":
+		return 3
+	case "KILL":
+		return 9
+	case "USR1":
+		return 10
+	case "USR2":
+		return 12
+	}
+	return 15
+}
