@@ -45,14 +45,14 @@ func openLayout(ctx context.Context, a archive, tag string, opts Options) (*open
 			return nil, dsec.Errorf(dsec.NotFound, "open layout", dsec.Quote(tag), "no image of that tag")
 		}
 	}
-	return resolver{store: layout{a}, opts: opts}.fromIndex(ctx, ds, 0)
+	return resolver{store: layoutBlobs{a}, opts: opts}.fromIndex(ctx, ds, 0)
 }
 
-// layout finds blobs by digest. The resolver has checked that the digest is
+// layoutBlobs finds blobs by digest. The resolver has checked that the digest is
 // one before it becomes a name.
-type layout struct{ archive }
+type layoutBlobs struct{ archive }
 
-func (l layout) blob(_ context.Context, d v1.Descriptor, _ bool) (io.ReadCloser, error) {
+func (l layoutBlobs) blob(_ context.Context, d v1.Descriptor, _ bool) (io.ReadCloser, error) {
 	f, _, err := l.open(path.Join("blobs", d.Digest.Algorithm, d.Digest.Hex))
 	return f, err
 }
@@ -65,7 +65,7 @@ type savedImage struct {
 }
 
 // openSaved reads what docker save wrote.
-func openSaved(_ context.Context, a archive, tag string, opts Options) (*opened, error) {
+func openSaved(a archive, tag string, opts Options) (*opened, error) {
 	raw, err := readAll(a, "manifest.json", maxManifest)
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -97,7 +98,12 @@ func tryConvert(t testing.TB, source string, opts Options) (converted, error) {
 		t.Fatal(err)
 	}
 	defer data.Close()
-	res, err := Convert(context.Background(), source, Files{Meta: meta, Data: data}, opts)
+	scratch, err := os.Create(filepath.Join(d, "scratch"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer scratch.Close()
+	res, err := Convert(context.Background(), source, Files{Meta: meta, Data: data, Scratch: scratch}, opts)
 	return converted{res, meta.Name(), data.Name()}, err
 }
 
@@ -165,3 +171,5 @@ func TestTarAndDirectoryGiveTheSameTree(t *testing.T) {
 		t.Errorf("work/a/y: %+v, %v", st, err)
 	}
 }
+
+func goarch() string { return runtime.GOARCH }

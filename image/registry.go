@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -87,7 +89,7 @@ func openRegistry(ctx context.Context, source string, opts Options) (*opened, er
 	}
 	var errs []error
 	for _, c := range candidates(ref, opts) {
-		r := registry{ref: c, opts: opts}
+		r := repository{ref: c, opts: opts}
 		img, err := r.open(ctx)
 		if err == nil {
 			return img, nil
@@ -95,16 +97,17 @@ func openRegistry(ctx context.Context, source string, opts Options) (*opened, er
 		errs = append(errs, fmt.Errorf("%s: %w", c.Context().RegistryStr(), registryError(c.Name(), err)))
 	}
 	// The registry that was named has the last word.
-	return nil, dsec.E(dsec.ClassOf(registryClass(errs[len(errs)-1])), "pull", ref.Name(), errors.Join(errs...))
+	last := classify("pull", ref.Name(), errs[len(errs)-1])
+	return nil, dsec.E(dsec.ClassOf(last), "pull", ref.Name(), errors.Join(errs...))
 }
 
-// registry is one repository of one registry as a contentStore.
-type registry struct {
+// repository is one repository of one registry as a contentStore.
+type repository struct {
 	ref  name.Reference
 	opts Options
 }
 
-func (r registry) open(ctx context.Context) (*opened, error) {
+func (r repository) open(ctx context.Context) (*opened, error) {
 	// Get asks for both families of media types in one request.
 	d, err := remote.Get(r.ref, r.options(ctx)...)
 	if err != nil {
@@ -113,7 +116,7 @@ func (r registry) open(ctx context.Context) (*opened, error) {
 	return resolver{store: r, opts: r.opts}.fromManifest(ctx, d.Manifest, d.MediaType, 0)
 }
 
-func (r registry) options(ctx context.Context) []remote.Option {
+func (r repository) options(ctx context.Context) []remote.Option {
 	auth := authn.Anonymous
 	if c, ok := r.opts.Credentials[r.ref.Context().RegistryStr()]; ok {
 		auth = authn.FromConfig(authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.Token})
@@ -122,7 +125,7 @@ func (r registry) options(ctx context.Context) []remote.Option {
 		remote.WithUserAgent("dsec")}
 }
 
-func (r registry) blob(ctx context.Context, d v1.Descriptor, manifest bool) (io.ReadCloser, error) {
+func (r repository) blob(ctx context.Context, d v1.Descriptor, manifest bool) (io.ReadCloser, error) {
 	ref := r.ref.Context().Digest(d.Digest.String())
 	if manifest {
 		m, err := remote.Get(ref, r.options(ctx)...)
@@ -156,13 +159,15 @@ func (u unavailable) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// registryError gives an error of a registry its class.
+// registryError gives an error of a registry, or of the way to it, its class;
+// others it leaves alone.
 func registryError(object string, err error) error {
 	if _, ok := errors.AsType[*dsec.Error](err); ok {
 		return err
 	}
-	class := dsec.Unavailable
+	const op = "fetch"
 	if te, ok := errors.AsType[*transport.Error](err); ok {
+		class := dsec.Unavailable
 		switch te.StatusCode {
 		case http.StatusNotFound:
 			class = dsec.NotFound
@@ -171,21 +176,17 @@ func registryError(object string, err error) error {
 		case http.StatusTooManyRequests:
 			class = dsec.ResourceExhausted
 		}
+		return dsec.E(class, op, object, err)
 	}
+	_, isNet := errors.AsType[net.Error](err)
+	_, isURL := errors.AsType[*url.Error](err)
 	switch {
 	case errors.Is(err, context.Canceled):
-		class = dsec.Canceled
+		return dsec.E(dsec.Canceled, op, object, err)
 	case errors.Is(err, context.DeadlineExceeded):
-		class = dsec.Timeout
-	case strings.Contains(err.Error(), "error verifying"), strings.Contains(err.Error(), "does not match"):
-		class = dsec.Corrupt
-	}
-	return dsec.E(class, "fetch", object, err)
-}
-
-func registryClass(err error) error {
-	if e, ok := errors.AsType[*dsec.Error](err); ok {
-		return e
+		return dsec.E(dsec.Timeout, op, object, err)
+	case isNet, isURL, errors.Is(err, io.ErrUnexpectedEOF):
+		return dsec.E(dsec.Unavailable, op, object, err)
 	}
 	return err
 }

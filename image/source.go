@@ -34,7 +34,7 @@ func (o *opened) close() {
 func open(ctx context.Context, source string, files Files, opts Options) (*opened, error) {
 	scratch := files.Scratch
 	if files.Input != nil {
-		return openStream(ctx, files.Input, "", scratch, opts)
+		return openStream(ctx, files.Input, asked{}, scratch, opts)
 	}
 	if ref, ok := strings.CutPrefix(source, "docker://"); ok {
 		return openRegistry(ctx, ref, opts)
@@ -43,20 +43,27 @@ func open(ctx context.Context, source string, files Files, opts Options) (*opene
 		return openDir(file)
 	}
 	if file, ok := strings.CutPrefix(source, "tar:"); ok {
-		return openFile(ctx, file, "", scratch, opts)
+		return openFile(ctx, file, asked{tar: true}, scratch, opts)
 	}
 	for _, scheme := range []string{"oci:", "docker-archive:"} {
 		if rest, ok := strings.CutPrefix(source, scheme); ok {
 			file, tag := splitTag(rest)
-			return openPath(ctx, file, tag, scratch, opts)
+			return openPath(ctx, file, asked{tag: tag, archive: true}, scratch, opts)
 		}
 	}
 	if _, err := os.Stat(source); err == nil {
-		return openPath(ctx, source, "", scratch, opts)
+		return openPath(ctx, source, asked{}, scratch, opts)
 	} else if strings.HasPrefix(source, "/") || strings.HasPrefix(source, ".") {
 		return nil, err
 	}
 	return openRegistry(ctx, source, opts)
+}
+
+// asked is what the name of a source says about its content.
+type asked struct {
+	tag     string // of one image among several
+	archive bool   // it is an image
+	tar     bool   // it is a root file system
 }
 
 // splitTag cuts a tag off a path, unless the whole is a path that exists.
@@ -72,22 +79,22 @@ func splitTag(s string) (file, tag string) {
 
 // openPath tells a layout from a root file system, and an archive from a tar,
 // by what is in it.
-func openPath(ctx context.Context, file, tag string, scratch *os.File, opts Options) (*opened, error) {
+func openPath(ctx context.Context, file string, a asked, scratch *os.File, opts Options) (*opened, error) {
 	st, err := os.Stat(file)
 	if err != nil {
 		return nil, err
 	}
 	if !st.IsDir() {
-		return openFile(ctx, file, tag, scratch, opts)
+		return openFile(ctx, file, a, scratch, opts)
 	}
-	if _, err := os.Stat(filepath.Join(file, "oci-layout")); err != nil {
+	if _, err := os.Stat(filepath.Join(file, "oci-layout")); err != nil && !a.archive {
 		return openDir(file)
 	}
 	root, err := os.OpenRoot(file)
 	if err != nil {
 		return nil, err
 	}
-	return closing(root.Close)(openLayout(ctx, dirArchive{root}, tag, opts))
+	return closing(root.Close)(openLayout(ctx, dirArchive{root}, a.tag, opts))
 }
 
 func openDir(file string) (*opened, error) {
@@ -101,12 +108,12 @@ func openDir(file string) (*opened, error) {
 	return &opened{layers: []layerSource{dirLayer{root: file}}}, nil
 }
 
-func openFile(ctx context.Context, file, tag string, scratch *os.File, opts Options) (*opened, error) {
+func openFile(ctx context.Context, file string, a asked, scratch *os.File, opts Options) (*opened, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}
-	return closing(f.Close)(openStream(ctx, f, tag, scratch, opts))
+	return closing(f.Close)(openStream(ctx, f, a, scratch, opts))
 }
 
 // closing adds what to close to a source, or closes it if there is none.
@@ -122,14 +129,17 @@ func closing(c func() error) func(*opened, error) (*opened, error) {
 
 // openStream looks at the first member of a tar: an image archive starts with
 // what no root file system has. A pipe can only be a root file system.
-func openStream(ctx context.Context, f *os.File, tag string, scratch *os.File, opts Options) (*opened, error) {
+func openStream(ctx context.Context, f *os.File, a asked, scratch *os.File, opts Options) (*opened, error) {
 	plain := tarLayer{open: func(context.Context) (io.ReadCloser, error) { return decompress(f, opts.MaxRatio) }}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return &opened{layers: []layerSource{plain}}, nil
 	}
-	image, err := isImageArchive(f, opts)
-	if err != nil {
-		return nil, err
+	image := a.archive
+	if !image && !a.tar {
+		var err error
+		if image, err = isImageArchive(f, opts); err != nil {
+			return nil, err
+		}
 	}
 	if !image {
 		plain.open = func(context.Context) (io.ReadCloser, error) {
@@ -144,14 +154,14 @@ func openStream(ctx context.Context, f *os.File, tag string, scratch *os.File, o
 	if err != nil {
 		return nil, err
 	}
-	a, err := indexTar(seekable, seekable)
+	files, err := indexTar(seekable, seekable)
 	if err != nil {
 		return nil, err
 	}
-	if a.has("index.json") && a.has("oci-layout") {
-		return openLayout(ctx, a, tag, opts)
+	if files.has("index.json") && files.has("oci-layout") {
+		return openLayout(ctx, files, a.tag, opts)
 	}
-	return openSaved(ctx, a, tag, opts)
+	return openSaved(files, a.tag, opts)
 }
 
 // isImageArchive reports whether the tar has the files of an image archive at
@@ -177,11 +187,20 @@ func isImageArchive(f *os.File, opts Options) (bool, error) {
 		case name == "oci-layout" || name == "manifest.json" || name == "index.json":
 			marks++
 		case name == "", name == "repositories", top == "blobs":
-		case isHex(strings.TrimSuffix(top, ".json")), rest == "layer.tar":
+		case isHex(top), rest == "" && savedName(name):
 		default:
 			return false, nil
 		}
 	}
+}
+
+// savedName knows the names that docker save and its kin give to configs and layers.
+func savedName(name string) bool {
+	name = strings.TrimPrefix(name, "sha256:")
+	for _, ext := range []string{".json", ".tar", ".tar.gz"} {
+		name = strings.TrimSuffix(name, ext)
+	}
+	return isHex(name)
 }
 
 func isHex(s string) bool {
