@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"runtime"
@@ -158,6 +159,9 @@ func recvAnswer(c *net.UnixConn) (answer, []*os.File, error) {
 	var b [64]byte
 	oob := make([]byte, unix.CmsgSpace(4*4))
 	n, oobn, _, _, err := c.ReadMsgUnix(b[:], oob)
+	if errors.Is(err, io.EOF) {
+		err = net.ErrClosed
+	}
 	if err != nil {
 		return answer{}, nil, err
 	}

@@ -1,21 +1,29 @@
 #!/bin/sh
-# Builds the forker for both architectures, then dsec-hold with it inside for
-# both, to where the Go packages embed them from.
+# Builds the forker, then dsec-hold with it inside, for both architectures, to
+# where the Go packages embed them from. The other architecture's is left out,
+# with a notice, if its compiler is not installed.
 set -eu
 cd "$(dirname "$0")"
 root=$(cd ../../.. && pwd)
 flags="-std=gnu11 -Os -Wall -Wextra -Werror -static -nostdlib -ffreestanding -fno-stack-protector -fno-pie -no-pie
-	-fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns -Wl,--build-id=none -Wl,-z,noexecstack -s"
-build() { # arch compiler
-	command -v "$2" >/dev/null || { echo "build forker for $1: $2 is not installed (apt-get install gcc${3:+ $3})" >&2; exit 1; }
-	"$2" $flags -o "bin/forker-$1.new" forker.c
-	mv "bin/forker-$1.new" "bin/forker-$1"
-}
+	-fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns -Wl,--build-id=none -Wl,-z,noexecstack
+	-Wl,-z,noseparate-code -s"
 mkdir -p bin "$root/internal/embedded/bin"
-build amd64 "${CC_AMD64:-x86_64-linux-gnu-gcc}"
-build arm64 "${CC_ARM64:-aarch64-linux-gnu-gcc}" gcc-aarch64-linux-gnu
-cd "$root"
+host=$(cd "$root" && go env GOARCH)
 for arch in amd64 arm64; do
-	CGO_ENABLED=0 GOARCH=$arch go build -trimpath -ldflags "-s -w" -o "internal/embedded/bin/dsec-hold-$arch.new" ./cmd/dsec-hold
-	mv "internal/embedded/bin/dsec-hold-$arch.new" "internal/embedded/bin/dsec-hold-$arch"
+	case $arch in
+	amd64) cc=${CC_AMD64:-x86_64-linux-gnu-gcc} ;;
+	arm64) cc=${CC_ARM64:-aarch64-linux-gnu-gcc} ;;
+	esac
+	if ! command -v "$cc" >/dev/null; then
+		echo "build forker for $arch: $cc is not installed" >&2
+		[ "$arch" != "$host" ] || exit 1
+		continue
+	fi
+	# shellcheck disable=SC2086 # flags are words
+	"$cc" $flags -o "bin/forker-$arch.$$" forker.c
+	mv "bin/forker-$arch.$$" "bin/forker-$arch"
+	hold=$root/internal/embedded/bin/dsec-hold-$arch
+	(cd "$root" && CGO_ENABLED=0 GOARCH=$arch go build -trimpath -ldflags "-s -w" -o "$hold.$$" ./cmd/dsec-hold)
+	mv "$hold.$$" "$hold"
 done
