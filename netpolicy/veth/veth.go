@@ -1,11 +1,29 @@
 // Package veth gives a sandbox one end of a veth pair. The other ends are in
-// one router namespace per node, which forwards to the node behind NAT and
-// holds the rules; destroying it destroys them all.
+// one router namespace per node, which holds the rules and forwards to the
+// node over a pair of its own, behind NAT; the node forwards to the outside.
+//
+//	sandbox ─eth0──────v12─ router ─up──────dsec-NAME─ node ── outside
+//	10.x.0.18/32            10.x.0.1     10.x.0.3   10.x.0.2
+//
+// A sandbox's link and route exist in the router as long as its namespace
+// does. Nothing else is made for it: the rules are the same for all, and a
+// spoofed source is refused by the reverse path. The router is kept by its
+// descriptor only; when the last one closes, every link goes with it.
+//
+// What is left on the node is one nftables table and the other end of the
+// router's link; Remove takes them away.
 package veth
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
+	"os"
+	"regexp"
+	"sync"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/netpolicy"
@@ -13,19 +31,227 @@ import (
 
 // Config of a Network.
 type Config struct {
-	Name   string         // of the router, unique on the machine, at most 8 of [a-z0-9]
-	Subnet netip.Prefix   // for sandboxes, IPv4, /8 to /28; zero: a free one is looked for
+	Name   string         // of the router, unique on the machine, 1 to 8 of [a-z0-9]
+	Subnet netip.Prefix   // for sandboxes, IPv4, /8 to /24; zero: the first free one of Subnets
 	Deny   []netip.Prefix // what no sandbox reaches; nil: DefaultDeny
 	Allow  []netip.Prefix // exceptions to Deny
 	DNS    []netip.Addr   // nil: the node's own that are not loopback; allowed on port 53 even if denied
 	Keeper Keeper         // nil: the router ends with Close
+	Node   *os.File       // network namespace that leads outside; nil: the caller's own
 }
 
-// Keeper stores descriptors by name beyond the life of this process; it is
-// the same as diskpool's.
-type Keeper = interface{}
+// Keeper stores descriptors by name beyond the life of this process.
+type Keeper interface {
+	// Get returns a new descriptor, or NotFound.
+	Get(ctx context.Context, name string) (*os.File, error)
+	// Put stores a duplicate of f.
+	Put(ctx context.Context, name string, f *os.File) error
+	// Drop forgets it; unknown names are no error.
+	Drop(ctx context.Context, name string) error
+}
 
-// Open finds or makes the router.
-func Open(ctx context.Context, c Config) (netpolicy.Network, error) {
-	return nil, dsec.Errorf(dsec.Unsupported, "open network", c.Name, "not built yet")
+// Network is one router.
+type Network struct {
+	c      Config
+	subnet netip.Prefix
+	node   *os.File // network namespace
+	router *os.File // network namespace
+	links  *space   // in the router
+
+	mu   sync.Mutex
+	next uint32 // offset of the address to try first
+}
+
+var _ netpolicy.Network = (*Network)(nil)
+
+// Offsets in the subnet. Sandboxes begin at firstSandbox.
+const (
+	gatewayOffset = 1
+	nodeOffset    = 2
+	routerOffset  = 3
+	firstSandbox  = 16
+)
+
+const uplink = "up" // name of the router's end
+
+var validName = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
+
+func (c *Config) nodeLink() string   { return "dsec-" + c.Name }
+func (c *Config) keeperName() string { return "router-" + c.Name }
+
+// Open finds or makes the router and puts its rules in force.
+func Open(ctx context.Context, c Config) (*Network, error) {
+	const op = "open network"
+	if !validName.MatchString(c.Name) {
+		return nil, dsec.Errorf(dsec.Invalid, op, dsec.Quote(c.Name), "want %s", validName)
+	}
+	n := &Network{c: c, next: firstSandbox}
+	if err := n.open(ctx); err != nil {
+		_ = n.Close()
+		if _, ok := errors.AsType[*dsec.Error](err); ok {
+			return nil, err
+		}
+		return nil, dsec.E(dsec.Internal, op, c.Name, err)
+	}
+	return n, nil
+}
+
+func (n *Network) open(ctx context.Context) (err error) {
+	if n.node, err = nodeNamespace(n.c.Node); err != nil {
+		return err
+	}
+	if n.c.DNS == nil {
+		n.c.DNS = nodeDNS("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf")
+	}
+	if n.c.Deny == nil {
+		n.c.Deny = DefaultDeny()
+	}
+	if n.c.Keeper != nil {
+		n.router, err = n.c.Keeper.Get(ctx, n.c.keeperName())
+		if err != nil && !errors.Is(err, dsec.NotFound.Err()) {
+			return err
+		}
+	}
+	if n.router != nil {
+		err = n.adopt()
+	} else {
+		err = n.build(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return n.applyRules(ctx)
+}
+
+// adopt takes over a router that another process made, with its subnet.
+func (n *Network) adopt() (err error) {
+	if n.links, err = rawSpaceIn(n.router); err != nil {
+		return err
+	}
+	lo, err := n.links.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	addrs, err := n.links.AddrList(lo, netlink.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	for _, a := range addrs {
+		ip, ok := netip.AddrFromSlice(a.IP.To4())
+		if !ok || ip.IsLoopback() {
+			continue
+		}
+		// The label of the gateway's address carries the size of the subnet.
+		var bits int
+		if _, err := fmt.Sscanf(a.Label, "lo:%d", &bits); err == nil {
+			n.subnet = netip.PrefixFrom(ip, bits).Masked()
+			return nil
+		}
+	}
+	return dsec.Errorf(dsec.Corrupt, "adopt network", n.c.Name, "its namespace has no gateway address")
+}
+
+// build makes the router, its link to the node and its addresses.
+func (n *Network) build(ctx context.Context) (err error) {
+	host, err := rawSpaceIn(n.node)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if n.subnet, err = chooseSubnet(host, n.c.Subnet); err != nil {
+		return err
+	}
+	if n.router, err = newNamespace(); err != nil {
+		return err
+	}
+	if n.links, err = rawSpaceIn(n.router); err != nil {
+		return err
+	}
+	if err := inNamespace(n.router, routerSysctls); err != nil {
+		return err
+	}
+	if old, err := host.LinkByName(n.c.nodeLink()); err == nil {
+		if err := host.LinkDel(old); err != nil { // of a router nobody kept
+			return fmt.Errorf("delete link %s: %w", n.c.nodeLink(), err)
+		}
+	}
+	if err := n.connectNode(ctx, host); err != nil {
+		return err
+	}
+	if n.c.Keeper != nil {
+		return n.c.Keeper.Put(ctx, n.c.keeperName(), n.router)
+	}
+	return nil
+}
+
+func (n *Network) connectNode(ctx context.Context, host *space) error {
+	if err := addPair(host, pair{name: n.c.nodeLink(), peer: uplink, peerNS: n.router}); err != nil {
+		return err
+	}
+	nodeEnd, routerEnd := n.address(nodeOffset), n.address(routerOffset)
+	if err := setAddress(host, n.c.nodeLink(), nodeEnd, 31, ""); err != nil {
+		return err
+	}
+	if err := setAddress(n.links, uplink, routerEnd, 31, ""); err != nil {
+		return err
+	}
+	if err := waitUp(ctx, host, n.c.nodeLink()); err != nil {
+		return err
+	}
+	lo, err := n.links.LinkByName("lo")
+	if err == nil {
+		err = n.links.LinkSetUp(lo)
+	}
+	if err != nil {
+		return err
+	}
+	if err := setAddress(n.links, "lo", n.Gateway(), 32, fmt.Sprintf("lo:%d", n.subnet.Bits())); err != nil {
+		return err
+	}
+	return addRoute(n.links, uplink, netip.Prefix{}, nodeEnd)
+}
+
+// Subnet is the one in use.
+func (n *Network) Subnet() netip.Prefix { return n.subnet }
+
+// Gateway is every sandbox's.
+func (n *Network) Gateway() netip.Addr { return n.address(gatewayOffset) }
+
+// Close lets go without disconnecting anybody, unless there is no Keeper.
+func (n *Network) Close() error {
+	if n.links != nil {
+		n.links.Close()
+		n.links = nil
+	}
+	for _, f := range []**os.File{&n.router, &n.node} {
+		if *f != nil {
+			_ = (*f).Close()
+			*f = nil
+		}
+	}
+	return nil
+}
+
+// Remove disconnects everybody, takes what is on the node away, and closes.
+func (n *Network) Remove(ctx context.Context) error {
+	const op = "remove network"
+	host, err := spaceIn(n.node)
+	if err != nil {
+		return dsec.E(dsec.Internal, op, n.c.Name, err)
+	}
+	defer host.Close()
+	if l, err := host.LinkByName(n.c.nodeLink()); err == nil {
+		if err := host.LinkDel(l); err != nil {
+			return dsec.E(dsec.Internal, op, n.c.Name, err)
+		}
+	}
+	if err := n.removeRules(ctx); err != nil {
+		return dsec.E(dsec.Internal, op, n.c.Name, err)
+	}
+	if n.c.Keeper != nil {
+		if err := n.c.Keeper.Drop(ctx, n.c.keeperName()); err != nil {
+			return dsec.E(dsec.ClassOf(err), op, n.c.Name, err)
+		}
+	}
+	return n.Close()
 }

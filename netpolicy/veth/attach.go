@@ -1,0 +1,225 @@
+package veth
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/netpolicy"
+)
+
+// sandboxLink is the name of a sandbox's end; linkPrefix begins the others'.
+const (
+	sandboxLink = "eth0"
+	linkPrefix  = "v"
+)
+
+// Attach connects a namespace that was never connected.
+func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, mode dsec.NetworkMode, ns *os.File) (netpolicy.Lease, error) {
+	const op = "connect network of"
+	switch mode {
+	case "", dsec.NetworkNone:
+		return netpolicy.Lease{Mode: dsec.NetworkNone}, nil
+	case dsec.NetworkOpen:
+	default:
+		return netpolicy.Lease{}, dsec.Errorf(dsec.Unsupported, op, string(id), "network mode %s", dsec.Quote(string(mode)))
+	}
+	addr, err := n.connect(ctx, id, ns)
+	if err != nil {
+		if _, ok := errors.AsType[*dsec.Error](err); ok {
+			return netpolicy.Lease{}, err
+		}
+		return netpolicy.Lease{}, dsec.E(dsec.Internal, op, string(id), err)
+	}
+	return netpolicy.Lease{Mode: mode, Address: addr, Gateway: n.Gateway(), DNS: n.c.DNS}, nil
+}
+
+func (n *Network) connect(ctx context.Context, id dsec.SandboxID, ns *os.File) (netip.Addr, error) {
+	// New links of the namespace are born without IPv6; lo keeps its ::1.
+	if err := inNamespace(ns, func() error { return sysctl("net/ipv6/conf/default/disable_ipv6", "1") }); err != nil {
+		return netip.Addr{}, err
+	}
+	name, addr, err := n.claim(ns)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	inside, err := spaceIn(ns)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer inside.Close()
+	if err := setAddress(inside, sandboxLink, addr, 32, ""); err != nil {
+		return netip.Addr{}, err
+	}
+	if err := addRoute(inside, sandboxLink, netip.Prefix{}, n.Gateway()); err != nil {
+		return netip.Addr{}, err
+	}
+	l, err := n.links.LinkByName(name)
+	if err == nil {
+		err = n.links.LinkSetAlias(l, string(id)) // what Live reports
+	}
+	if err == nil {
+		err = n.links.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: prefixNet(addr, 32), Scope: netlink.SCOPE_LINK})
+	}
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("route %s to %s: %w", addr, name, err)
+	}
+	return addr, waitUp(ctx, n.links, name)
+}
+
+// waitUp returns when the kernel has started a link, which it does some time
+// after both ends were brought up. What is sent before is lost, and the next
+// try is a second later.
+func waitUp(ctx context.Context, s *space, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	for wait := 20 * time.Microsecond; ; wait = min(2*wait, 5*time.Millisecond) {
+		l, err := s.LinkByName(name)
+		if err != nil || l.Attrs().OperState == netlink.OperUp {
+			return err
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("start link %s: %w", name, context.Cause(ctx))
+		}
+	}
+}
+
+// startTime is far more than a link takes.
+const startTime = 5 * time.Second
+
+// claim makes a pair with the next free address. Its name says which, and the
+// kernel refuses a name that is in use: there is no list that could be wrong.
+func (n *Network) claim(ns *os.File) (string, netip.Addr, error) {
+	last := uint32(1)<<(32-n.subnet.Bits()) - 2
+	for range last {
+		n.mu.Lock()
+		offset := n.next
+		if n.next++; n.next > last {
+			n.next = firstSandbox
+		}
+		n.mu.Unlock()
+		name := linkPrefix + fmt.Sprint(offset)
+		err := addPair(n.links, pair{name: name, peer: sandboxLink, peerNS: ns})
+		if err == nil {
+			return name, n.address(offset), nil
+		}
+		if !errors.Is(err, unix.EEXIST) || n.taken(ns) {
+			return "", netip.Addr{}, err
+		}
+	}
+	return "", netip.Addr{}, dsec.Errorf(dsec.ResourceExhausted, "connect network", n.c.Name, "no free address in %s", n.subnet)
+}
+
+// taken reports whether a namespace has its link already, which is the other
+// reason for EEXIST.
+func (n *Network) taken(ns *os.File) bool {
+	h, err := spaceIn(ns)
+	if err != nil {
+		return true
+	}
+	defer h.Close()
+	_, err = h.LinkByName(sandboxLink)
+	return err == nil
+}
+
+// Live lists the sandboxes that have a link.
+func (n *Network) Live(context.Context) ([]dsec.SandboxID, error) {
+	links, err := n.links.LinkList()
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "list links of network", n.c.Name, err)
+	}
+	var ids []dsec.SandboxID
+	for _, l := range links {
+		if a := l.Attrs(); strings.HasPrefix(a.Name, linkPrefix) && a.Alias != "" {
+			ids = append(ids, dsec.SandboxID(a.Alias))
+		}
+	}
+	return ids, nil
+}
+
+func (n *Network) address(offset uint32) netip.Addr {
+	base := n.subnet.Addr().As4()
+	v := binary.BigEndian.Uint32(base[:]) + offset
+	return netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
+}
+
+// pair is a veth whose ends are in two namespaces.
+type pair struct {
+	name   string
+	peer   string
+	peerNS *os.File
+}
+
+// addPair makes both ends in their places with one request: moving an end later
+// takes longer than all the rest. Its own end is up; the kernel does not let
+// the peer be born so.
+func addPair(s *space, p pair) error {
+	own := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	own.Flags, own.Change = unix.IFF_UP, unix.IFF_UP
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	req.Sockets = s.raw
+	req.AddData(own)
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(p.name)))
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, []byte("veth"))
+	peer := info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.VETH_INFO_PEER, nil)
+	peer.AddChild(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	peer.AddRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(p.peer))
+	peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(p.peerNS.Fd())))
+	req.AddData(info)
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("make link %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// setAddress gives a link an address, and brings it up.
+func setAddress(h *space, link string, a netip.Addr, bits int, label string) error {
+	l, err := h.LinkByName(link)
+	if err == nil {
+		err = h.AddrAdd(l, &netlink.Addr{IPNet: prefixNet(a, bits), Label: label})
+	}
+	if err == nil && l.Attrs().Flags&net.FlagUp == 0 {
+		err = h.LinkSetUp(l)
+	}
+	if err != nil {
+		return fmt.Errorf("set address %s on %s: %w", a, link, err)
+	}
+	return nil
+}
+
+// addRoute adds a route through a neighbour that need not be in the link's own
+// prefix; the zero prefix is the default route.
+func addRoute(h *space, link string, to netip.Prefix, via netip.Addr) error {
+	l, err := h.LinkByName(link)
+	if err == nil {
+		r := &netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.IP(via.AsSlice()), Flags: int(netlink.FLAG_ONLINK)}
+		if to.IsValid() {
+			r.Dst = prefixNet(to.Addr(), to.Bits())
+		}
+		err = h.RouteAdd(r)
+	}
+	if err != nil {
+		return fmt.Errorf("add route by %s on %s: %w", via, link, err)
+	}
+	return nil
+}
+
+func prefixNet(a netip.Addr, bits int) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, 32)}
+}

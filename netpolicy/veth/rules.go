@@ -1,0 +1,181 @@
+package veth
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/opendsec/dsec"
+)
+
+// DefaultDeny is every range that is not the public internet: private and
+// shared addresses, loopback, link-local with the metadata services, test
+// networks, multicast and what is reserved up to the last address.
+func DefaultDeny() []netip.Prefix {
+	var all []netip.Prefix
+	for _, s := range []string{"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+		"192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4"} {
+		all = append(all, netip.MustParsePrefix(s))
+	}
+	return all
+}
+
+// always is denied whatever the configuration says.
+func always() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("224.0.0.0/4")}
+}
+
+// routerRules are complete: the table is replaced in one transaction.
+func (n *Network) routerRules() string {
+	return fmt.Sprintf(`table inet dsec
+delete table inet dsec
+table inet dsec {
+	set always { type ipv4_addr; flags interval; auto-merge; %s }
+	set deny { type ipv4_addr; flags interval; auto-merge; %s }
+	set allow { type ipv4_addr; flags interval; auto-merge; %s }
+	set dns { type ipv4_addr; %s }
+	chain input { type filter hook input priority filter; policy drop; }
+	chain forward {
+		type filter hook forward priority filter; policy drop;
+		meta nfproto != ipv4 drop
+		iifname %[5]q ct state established,related accept
+		iifname %[5]q drop
+		oifname != %[5]q jump refuse
+		ct state established,related accept
+		ct state invalid drop
+		ip daddr @dns meta l4proto { tcp, udp } th dport 53 accept
+		ip daddr @always jump refuse
+		ip daddr @allow accept
+		ip daddr @deny jump refuse
+		accept
+	}
+	chain refuse {
+		meta l4proto tcp reject with tcp reset
+		reject with icmp admin-prohibited
+	}
+	chain postrouting {
+		type nat hook postrouting priority srcnat;
+		oifname %[5]q snat ip to %s
+	}
+}
+`, elements(always()), elements(n.c.Deny), elements(n.c.Allow), elementsOf(n.c.DNS), uplink, n.address(routerOffset))
+}
+
+// nodeRules keep the router's packets off the node itself and put the node's
+// address on those that leave. The empty chain, if asked for, remembers that
+// forwarding was off.
+func (n *Network) nodeRules(forwardingWasOff bool) string {
+	memory := ""
+	if forwardingWasOff {
+		memory = "chain " + offMark + " { }"
+	}
+	return fmt.Sprintf(`table inet %[1]s
+delete table inet %[1]s
+table inet %[1]s {
+	%[4]s
+	chain input {
+		type filter hook input priority filter - 10; policy accept;
+		iifname %[2]q drop
+	}
+	chain forward {
+		type filter hook forward priority filter - 10; policy accept;
+		iifname %[2]q meta nfproto != ipv4 drop
+		iifname %[2]q ip saddr != %[3]s drop
+		oifname %[2]q ct state established,related accept
+		oifname %[2]q drop
+	}
+	chain postrouting {
+		type nat hook postrouting priority srcnat;
+		ip saddr %[3]s oifname != %[2]q masquerade
+	}
+}
+`, n.table(), n.c.nodeLink(), n.address(routerOffset), memory)
+}
+
+const offMark = "forwarding_was_off"
+
+func (n *Network) table() string { return "dsec_" + n.c.Name }
+
+func elements(all []netip.Prefix) string {
+	var s []string
+	for _, p := range all {
+		if p.Addr().Is4() {
+			s = append(s, p.Masked().String())
+		}
+	}
+	return elementList(s)
+}
+
+func elementsOf(all []netip.Addr) string {
+	var s []string
+	for _, a := range all {
+		if a.Is4() {
+			s = append(s, a.String())
+		}
+	}
+	return elementList(s)
+}
+
+func elementList(s []string) string {
+	if len(s) == 0 {
+		return ""
+	}
+	return "elements = { " + strings.Join(s, ", ") + " }"
+}
+
+// applyRules puts both tables in force.
+func (n *Network) applyRules(ctx context.Context) error {
+	if err := nft(ctx, n.router, n.routerRules()); err != nil {
+		return err
+	}
+	var off bool
+	err := inNamespace(n.node, func() error {
+		now, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+		off = strings.TrimSpace(string(now)) == "0"
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	off = off || n.forwardingWasOff(ctx)
+	if err := nft(ctx, n.node, n.nodeRules(off)); err != nil {
+		return err
+	}
+	return inNamespace(n.node, func() error { return sysctl("net/ipv4/ip_forward", "1") })
+}
+
+func (n *Network) forwardingWasOff(ctx context.Context) bool {
+	return nft(ctx, n.node, fmt.Sprintf("list chain inet %s %s\n", n.table(), offMark)) == nil
+}
+
+func (n *Network) removeRules(ctx context.Context) error {
+	off := n.forwardingWasOff(ctx)
+	if err := nft(ctx, n.node, fmt.Sprintf("table inet %[1]s\ndelete table inet %[1]s\n", n.table())); err != nil {
+		return err
+	}
+	if !off {
+		return nil
+	}
+	return inNamespace(n.node, func() error { return sysctl("net/ipv4/ip_forward", "0") })
+}
+
+// nft runs a script in a namespace, all or nothing.
+func nft(ctx context.Context, ns *os.File, script string) error {
+	path, err := exec.LookPath("nft")
+	if err != nil {
+		return dsec.Errorf(dsec.Unsupported, "apply network rules", "", "nft is not installed (package nftables)")
+	}
+	return inNamespace(ns, func() error {
+		cmd := exec.CommandContext(ctx, path, "-f", "-")
+		cmd.Stdin = strings.NewReader(script)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("nft: %w: %s", err, bytes.TrimSpace(out))
+		}
+		return nil
+	})
+}
