@@ -1,0 +1,486 @@
+package runtimetest
+
+import (
+	"context"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/process"
+)
+
+const drain = 100 * time.Millisecond // for daemons that hold the output
+
+// proc is one command of the fake.
+type proc struct {
+	b    *box
+	spec process.Spec
+	pid  int
+	user user
+	env  map[string]string
+	cwd  string
+
+	tree, main         context.Context // tree: the command and its background jobs; main: without them
+	killTree, killMain context.CancelFunc
+	out, err           *process.SpoolWriter // err is nil with a terminal
+	outFile, errFile   *os.File
+	in                 chan []byte
+	inClosed           chan struct{}
+	jobs               sync.WaitGroup // every goroutine
+	background         sync.WaitGroup // those of "&"
+	done               chan struct{}  // closed when res is final
+
+	mu      sync.Mutex
+	ignored map[int]bool
+	why     process.Status // set by the first kill
+	sig     int            // that ended the main process
+	oom     bool
+	size    process.Size
+	closed  bool // stdin
+	res     process.Result
+	limit   int64 // bytes, when oom
+	kept    bool  // spools are open
+}
+
+// prepare checks what the command itself can get wrong.
+func (b *box) prepare(s process.Spec) (*proc, error) {
+	name := s.User
+	if name == "" {
+		name = b.defaultUser()
+	}
+	u, err := b.fs.user(name)
+	if err != nil {
+		return nil, err
+	}
+	p := &proc{b: b, spec: s, user: u, env: b.environ(s, u), in: make(chan []byte), inClosed: make(chan struct{}),
+		done: make(chan struct{}), ignored: map[int]bool{}, kept: true}
+	if p.cwd, err = b.workdir(s, u); err != nil {
+		return nil, err
+	}
+	if _, err := b.fs.lookPath(s.Argv[0], p.env["PATH"], p.cwd, u); err != nil {
+		return nil, err
+	}
+	if s.PTY != nil {
+		p.size = *s.PTY
+	}
+	if !s.Stdin {
+		p.closed = true
+		close(p.inClosed)
+	}
+	if p.out, p.outFile, err = newSpool(s); err != nil {
+		return nil, err
+	}
+	if s.PTY == nil {
+		if p.err, p.errFile, err = newSpool(s); err != nil {
+			p.discard()
+			return nil, err
+		}
+	}
+	p.tree, p.killTree = context.WithCancel(context.Background())
+	p.main, p.killMain = context.WithCancel(p.tree)
+	return p, nil
+}
+
+func (b *box) workdir(s process.Spec, u user) (string, error) {
+	dir := s.Cwd
+	for _, d := range []string{b.req.Spec.Workdir, b.req.Layers.Config.Workdir, u.home, "/"} {
+		if dir == "" {
+			dir = d
+		}
+	}
+	n, err := b.fs.lookup(u, dir, true)
+	if err != nil {
+		if s.Cwd != "" {
+			return "", err
+		}
+		return "/", nil // a home that does not exist
+	}
+	if !n.isDir() {
+		return "", dsec.E(dsec.NotADirectory, "enter directory", dir, nil)
+	}
+	return dir, nil
+}
+
+func newSpool(s process.Spec) (*process.SpoolWriter, *os.File, error) {
+	fd, err := unix.MemfdCreate("fake output", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, nil, dsec.E(dsec.Internal, "make spool", s.ID, err)
+	}
+	f := os.NewFile(uintptr(fd), "fake output")
+	w, err := process.NewSpoolWriter(f, s.Head, s.Tail)
+	if err != nil {
+		_ = f.Close() // nothing in it
+	}
+	return w, f, err
+}
+
+// discard undoes prepare.
+func (p *proc) discard() {
+	if p.killTree != nil {
+		p.killTree()
+	}
+	p.closeSpools()
+}
+
+func (p *proc) closeSpools() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.kept {
+		return
+	}
+	p.kept = false
+	for _, w := range []*process.SpoolWriter{p.out, p.err} {
+		if w != nil {
+			w.End()
+			_ = w.Close() // memory
+		}
+	}
+}
+
+// run starts the command. Its goroutines end with the tree.
+func (p *proc) run() {
+	began := time.Now()
+	held := p.b.clock.heldUntilNow()
+	if t := p.spec.Timeout; t > 0 {
+		wall := time.AfterFunc(2*t+time.Minute, func() { p.kill(process.TimedOut) })
+		p.jobs.Go(func() {
+			if p.b.clock.sleep(p.main, t) == nil {
+				p.kill(process.TimedOut)
+			}
+			wall.Stop()
+		})
+	}
+	p.jobs.Go(func() {
+		code := newShell(p).command(p.main, p.spec.Argv)
+		p.killMain()
+		p.drain()
+		p.finish(code, began, held)
+	})
+}
+
+// drain waits a little for background jobs, which hold the output too.
+func (p *proc) drain() {
+	idle := make(chan struct{})
+	go func() { p.background.Wait(); close(idle) }()
+	t := time.NewTimer(drain)
+	defer t.Stop()
+	select {
+	case <-idle:
+	case <-t.C:
+	case <-p.tree.Done():
+	}
+}
+
+func (p *proc) finish(code int, began time.Time, held time.Duration) {
+	p.mu.Lock()
+	r := process.Result{Status: process.Exited, ExitCode: code, Started: began, Wall: time.Since(began),
+		CPU: time.Microsecond, Held: p.b.clock.heldUntilNow() - held}
+	switch {
+	case p.why != "":
+		r.Status, r.ExitCode, r.Signal = p.why, 128+int(syscall.SIGKILL), int(syscall.SIGKILL)
+	case p.sig != 0:
+		r.ExitCode, r.Signal = 128+p.sig, p.sig
+	}
+	if p.oom {
+		r.OOM, r.OOMLimit, r.OOMPeak = true, p.limit, p.limit
+	}
+	p.out.End()
+	r.Stdout = p.out.Header().Summary()
+	if p.err != nil {
+		p.err.End()
+		r.Stderr = p.err.Header().Summary()
+	}
+	p.res = r
+	close(p.done)
+	p.mu.Unlock()
+	if p.spec.Main {
+		p.b.mainEnded(r)
+	}
+}
+
+func (p *proc) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// kill ends the tree; the first reason counts.
+func (p *proc) kill(why process.Status) {
+	p.mu.Lock()
+	if p.why == "" && p.sig == 0 && p.main.Err() == nil {
+		p.why = why
+	}
+	p.mu.Unlock()
+	p.killTree()
+}
+
+func (p *proc) oomKilled(limit int64) {
+	p.mu.Lock()
+	p.oom, p.limit = true, limit
+	if p.sig == 0 && p.why == "" {
+		p.sig = int(syscall.SIGKILL)
+	}
+	p.mu.Unlock()
+	p.killMain()
+}
+
+// signal does what the default or an empty trap does.
+func (p *proc) signal(sig syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if sig == 0 || sig != syscall.SIGKILL && p.ignored[int(sig)] || p.main.Err() != nil {
+		return
+	}
+	switch sig {
+	case syscall.SIGCHLD, syscall.SIGWINCH, syscall.SIGCONT, syscall.SIGURG:
+		return
+	}
+	if p.sig == 0 && p.why == "" {
+		p.sig = int(sig)
+	}
+	p.killMain()
+}
+
+// output is a stream as the command writes it.
+type output struct {
+	p *proc
+	w *process.SpoolWriter
+}
+
+func (o output) Write(b []byte) (int, error) {
+	if err := o.p.b.clock.gate(o.p.tree); err != nil {
+		return 0, io.ErrClosedPipe
+	}
+	if o.p.ended() {
+		return 0, io.ErrClosedPipe // a daemon after its command's end
+	}
+	if o.p.spec.PTY != nil {
+		b = []byte(strings.ReplaceAll(string(b), "\n", "\r\n"))
+	}
+	o.w.Write(b, o.p.tree.Done())
+	h := o.w.Header()
+	if o.p.spec.OnLimit == process.Kill && h.Total > h.Head+h.Tail {
+		o.p.kill(process.OutputLimit)
+	}
+	if o.p.tree.Err() != nil {
+		return 0, io.ErrClosedPipe
+	}
+	return len(b), nil
+}
+
+// input is stdin as the command reads it.
+type input struct {
+	p    *proc
+	rest []byte
+}
+
+func (i *input) Read(b []byte) (int, error) {
+	for len(i.rest) == 0 {
+		select {
+		case i.rest = <-i.p.in:
+		default:
+			select {
+			case i.rest = <-i.p.in:
+			case <-i.p.inClosed:
+				return 0, io.EOF
+			case <-i.p.tree.Done():
+				return 0, io.EOF
+			case <-i.p.main.Done():
+				return 0, io.EOF
+			}
+		}
+	}
+	n := copy(b, i.rest)
+	i.rest = i.rest[n:]
+	return n, nil
+}
+
+// Spec as it was started.
+func (p *proc) Spec() process.Spec { return p.spec }
+
+func (p *proc) spool(s process.Stream) (*process.SpoolWriter, *os.File, error) {
+	select {
+	case <-p.b.gone:
+		return nil, nil, p.isGone("read output")
+	default:
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case !p.kept:
+		return nil, nil, dsec.E(dsec.NotFound, "read output", p.spec.ID, nil)
+	case s == process.Stdout:
+		return p.out, p.outFile, nil
+	case s == process.Stderr && p.err != nil:
+		return p.err, p.errFile, nil
+	}
+	return nil, nil, dsec.Errorf(dsec.Invalid, "read output", p.spec.ID, "no stream %d", s)
+}
+
+func (p *proc) isGone(op string) error {
+	return dsec.E(dsec.SandboxGone, op, string(p.b.req.ID), nil)
+}
+
+// Follow reads a stream.
+func (p *proc) Follow(_ context.Context, s process.Stream, offset int64) (process.Reader, error) {
+	w, f, err := p.spool(s)
+	if err != nil {
+		return nil, err
+	}
+	c, err := w.Follow(offset)
+	if err != nil {
+		return nil, err
+	}
+	r, err := process.NewReader(process.OpenSpool(f), c, offset, nil)
+	if err != nil {
+		_ = c.Close() // never errs
+		return nil, err
+	}
+	return &reader{Reader: r, p: p}, nil
+}
+
+// reader ends with its sandbox.
+type reader struct {
+	process.Reader
+	p *proc
+}
+
+func (r *reader) Next(ctx context.Context) (process.Chunk, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-r.p.b.gone:
+			cancel()
+		case <-stop:
+		}
+	}()
+	c, err := r.Reader.Next(ctx)
+	if err != nil {
+		select {
+		case <-r.p.b.gone:
+			return c, r.p.isGone("follow output")
+		default:
+		}
+	}
+	return c, err
+}
+
+// Kept reads what is kept.
+func (p *proc) Kept(_ context.Context, s process.Stream) (head, tail []byte, tailOffset int64, err error) {
+	_, f, err := p.spool(s)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	return process.OpenSpool(f).Kept()
+}
+
+// Write feeds stdin.
+func (p *proc) Write(ctx context.Context, b []byte) (int, error) {
+	select {
+	case <-p.inClosed:
+		return 0, dsec.Errorf(dsec.IllegalState, "write stdin", p.spec.ID, "stdin is closed")
+	default:
+	}
+	if len(b) == 0 {
+		return 0, nil
+	}
+	select {
+	case p.in <- append([]byte(nil), b...):
+		return len(b), nil
+	case <-p.b.gone:
+		return 0, p.isGone("write stdin")
+	case <-p.done:
+		return 0, dsec.Errorf(dsec.IllegalState, "write stdin", p.spec.ID, "the command has ended")
+	case <-p.inClosed:
+		return 0, dsec.Errorf(dsec.IllegalState, "write stdin", p.spec.ID, "stdin is closed")
+	case <-ctx.Done():
+		return 0, dsec.E(dsec.ClassOf(ctx.Err()), "write stdin", p.spec.ID, ctx.Err())
+	}
+}
+
+// CloseStdin ends stdin.
+func (p *proc) CloseStdin(context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		p.closed = true
+		close(p.inClosed)
+	}
+	return nil
+}
+
+// Resize changes the terminal.
+func (p *proc) Resize(_ context.Context, s process.Size) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.spec.PTY == nil {
+		return dsec.Errorf(dsec.IllegalState, "resize", p.spec.ID, "no terminal")
+	}
+	p.size = s
+	return nil
+}
+
+// Signal reaches the main process.
+func (p *proc) Signal(_ context.Context, sig int) error {
+	select {
+	case <-p.b.gone:
+		return p.isGone("signal")
+	default:
+	}
+	if p.ended() {
+		return dsec.Errorf(dsec.IllegalState, "signal", p.spec.ID, "the command has ended")
+	}
+	if sig < 0 || sig > 64 {
+		return dsec.Errorf(dsec.Invalid, "signal", p.spec.ID, "no signal %d", sig)
+	}
+	p.signal(syscall.Signal(sig))
+	return nil
+}
+
+// Kill ends the tree.
+func (p *proc) Kill(ctx context.Context) error {
+	select {
+	case <-p.b.gone:
+		return p.isGone("kill")
+	default:
+	}
+	p.kill(process.Killed)
+	return nil
+}
+
+// Wait returns the result.
+func (p *proc) Wait(ctx context.Context) (process.Result, error) {
+	select {
+	case <-p.done:
+	case <-p.b.gone:
+	case <-ctx.Done():
+		return process.Result{}, dsec.E(dsec.ClassOf(ctx.Err()), "wait", p.spec.ID, ctx.Err())
+	}
+	select {
+	case <-p.b.gone:
+		return process.Result{}, p.isGone("wait")
+	default:
+		return p.res, nil
+	}
+}
+
+// Release forgets.
+func (p *proc) Release(context.Context) error {
+	if !p.ended() {
+		return dsec.Errorf(dsec.IllegalState, "release", p.spec.ID, "the command runs")
+	}
+	p.b.release(p)
+	return nil
+}
