@@ -1,0 +1,226 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/internal/wire"
+)
+
+// Files is the file service of a sandbox as one user ("" is the default one).
+// It implements files.FS and files.Watcher.
+func (c *Client) Files(id dsec.SandboxID, user string) *Files {
+	return &Files{c: c, id: string(id), user: user}
+}
+
+// Files reaches into one sandbox.
+type Files struct {
+	c    *Client
+	id   string
+	user string
+}
+
+var (
+	_ files.FS      = (*Files)(nil)
+	_ files.Watcher = (*Files)(nil)
+)
+
+// Stat implements files.FS.
+func (f *Files) Stat(ctx context.Context, path string, follow bool) (files.Info, error) {
+	var resp *dsecv1.StatResponse
+	err := f.c.retry(ctx, "stat "+path, func() (err error) {
+		resp, err = f.c.files.Stat(ctx, &dsecv1.StatRequest{Sandbox: f.id, User: f.user, Path: path, Follow: follow})
+		return err
+	})
+	return wire.FileInfoFrom(resp.GetInfo()), err
+}
+
+// List implements files.FS.
+func (f *Files) List(ctx context.Context, path string, depth int) ([]files.Info, error) {
+	var resp *dsecv1.ListFilesResponse
+	err := f.c.retry(ctx, "list "+path, func() (err error) {
+		resp, err = f.c.files.List(ctx, &dsecv1.ListFilesRequest{Sandbox: f.id, User: f.user, Path: path, Depth: int32(depth)})
+		return err
+	})
+	var out []files.Info
+	for _, e := range resp.GetEntries() {
+		out = append(out, wire.FileInfoFrom(e))
+	}
+	return out, err
+}
+
+// Mkdir implements files.FS.
+func (f *Files) Mkdir(ctx context.Context, path string, mode uint32, parents bool) error {
+	_, err := f.c.files.Mkdir(ctx, &dsecv1.MkdirRequest{Sandbox: f.id, User: f.user, Path: path, Mode: mode, Parents: parents})
+	return wire.FromConnect("mkdir "+path, err)
+}
+
+// Move implements files.FS.
+func (f *Files) Move(ctx context.Context, from, to string) error {
+	_, err := f.c.files.Move(ctx, &dsecv1.MoveRequest{Sandbox: f.id, User: f.user, From: from, To: to})
+	return wire.FromConnect("move "+from, err)
+}
+
+// Remove implements files.FS.
+func (f *Files) Remove(ctx context.Context, path string, recursive bool) error {
+	_, err := f.c.files.Remove(ctx, &dsecv1.RemoveFileRequest{Sandbox: f.id, User: f.user, Path: path, Recursive: recursive})
+	return wire.FromConnect("remove "+path, err)
+}
+
+// SetAttr implements files.FS.
+func (f *Files) SetAttr(ctx context.Context, path string, a files.Attr) error {
+	req := &dsecv1.SetAttrRequest{Sandbox: f.id, User: f.user, Path: path, Mode: a.Mode, Uid: a.UID, Gid: a.GID}
+	if a.MTime != nil {
+		req.Mtime = wire.Stamp(*a.MTime)
+	}
+	_, err := f.c.files.SetAttr(ctx, req)
+	return wire.FromConnect("set attributes of "+path, err)
+}
+
+// Watch implements files.Watcher.
+func (f *Files) Watch(ctx context.Context, dir string, recursive bool, fn func(files.Change) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := f.c.files.Watch(ctx, &dsecv1.WatchRequest{Sandbox: f.id, User: f.user, Path: dir, Recursive: recursive})
+	if err != nil {
+		return wire.FromConnect("watch "+dir, err)
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if m := stream.Msg(); m.Op != "" {
+			if err := fn(files.Change{Path: m.Path, Op: files.Op(m.Op)}); err != nil {
+				return err
+			}
+		}
+	}
+	return wire.FromConnect("watch "+dir, stream.Err())
+}
+
+func sandboxPath(id dsec.SandboxID) string { return "/v1/sandboxes/" + string(id) }
+
+func (f *Files) path(what, path string, q url.Values) string {
+	q.Set("path", path)
+	if f.user != "" {
+		q.Set("user", f.user)
+	}
+	return sandboxPath(dsec.SandboxID(f.id)) + what + "?" + q.Encode()
+}
+
+// Read implements files.FS.
+func (f *Files) Read(ctx context.Context, path string, offset, length int64, w io.Writer) (int64, error) {
+	q := url.Values{"framed": {"1"}, "offset": {strconv.FormatInt(offset, 10)}, "length": {strconv.FormatInt(length, 10)}}
+	return f.get(ctx, "read "+path, f.path("/files", path, q), w)
+}
+
+func (f *Files) get(ctx context.Context, op, path string, w io.Writer) (int64, error) {
+	resp, err := f.c.raw(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	return io.Copy(w, wire.NewFrameReader(op, resp.Body))
+}
+
+// Write implements files.FS. Nothing is replaced unless the platform got all
+// of r.
+func (f *Files) Write(ctx context.Context, path string, r io.Reader, o files.WriteOptions) (files.Info, error) {
+	q := url.Values{}
+	setID(q, "mode", o.Mode, 8)
+	setID(q, "uid", o.UID, 10)
+	setID(q, "gid", o.GID, 10)
+	if o.Parents {
+		q.Set("parents", "1")
+	}
+	if o.Append {
+		q.Set("append", "1")
+	}
+	if o.SHA256 != "" {
+		q.Set("sha256", o.SHA256)
+	}
+	resp, err := f.c.raw(ctx, http.MethodPut, f.path("/files", path, q), r)
+	if err != nil {
+		return files.Info{}, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	info := &dsecv1.FileInfo{}
+	if err == nil {
+		err = wire.JSON{}.Unmarshal(b, info)
+	}
+	if err != nil {
+		return files.Info{}, dsec.E(dsec.Unavailable, "write file", path, err)
+	}
+	return wire.FileInfoFrom(info), nil
+}
+
+func setID(q url.Values, name string, v *uint32, base int) {
+	if v != nil {
+		q.Set(name, strconv.FormatUint(uint64(*v), base))
+	}
+}
+
+// Download implements files.FS.
+func (f *Files) Download(ctx context.Context, dir string, w io.Writer, o files.TreeOptions) error {
+	q := url.Values{"framed": {"1"}, "glob": o.Globs}
+	if o.Max > 0 {
+		q.Set("max", strconv.FormatInt(o.Max, 10))
+	}
+	_, err := f.get(ctx, "download "+dir, f.path("/tree", dir, q), w)
+	return err
+}
+
+// Upload implements files.FS.
+func (f *Files) Upload(ctx context.Context, dir string, r io.Reader, o files.TreeOptions) error {
+	q := url.Values{}
+	setID(q, "uid", o.UID, 10)
+	setID(q, "gid", o.GID, 10)
+	resp, err := f.c.raw(ctx, http.MethodPut, f.path("/tree", dir, q), r)
+	if err != nil {
+		return err
+	}
+	return drained(resp)
+}
+
+// raw sends a request to a raw endpoint. An answer that is no success is
+// returned as its error.
+func (c *Client) raw(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	op := method + " " + path
+	if i := len(method) + 1; len(op) > i {
+		u, err := url.Parse(path)
+		if err == nil {
+			op = method + " " + u.Path
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.base.String()+path, body)
+	if err != nil {
+		return nil, dsec.E(dsec.Invalid, op, "", err)
+	}
+	auth{c.key}.set(req.Header)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, wire.FromConnect(op, err)
+	}
+	if resp.StatusCode >= http.StatusBadRequest {
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+		return nil, wire.HTTPError(op, resp.StatusCode, b)
+	}
+	return resp, nil
+}
+
+// drained reads an answer that says no more than that it worked.
+func drained(resp *http.Response) error {
+	defer resp.Body.Close()
+	var any json.RawMessage
+	if err := json.NewDecoder(resp.Body).Decode(&any); err != nil {
+		return dsec.E(dsec.Unavailable, "read answer", "", err)
+	}
+	return nil
+}
