@@ -1,0 +1,162 @@
+// Package daemon wires the processes of a machine: up starts gateway and node
+// and keeps them running, down ends everything that runs, doctor says what the
+// machine can do. Each constructor returns one verb of the command line; every
+// wiring is a list in boot order.
+package daemon
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"crypto/rand"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/config"
+)
+
+// defaultFile is read if it exists.
+const defaultFile = "/etc/dsec/dsec.yaml"
+
+// settings are the flags that the daemon verbs share.
+type settings struct {
+	file, data, run string
+	config.Config
+}
+
+func (s *settings) register(c *cobra.Command) {
+	c.Flags().StringVar(&s.file, "config", "", "configuration file (default "+defaultFile+" if it exists)")
+	c.Flags().StringVar(&s.data, "data", "", "directory of everything that must survive (default from the configuration)")
+	c.Flags().StringVar(&s.run, "run", "", "directory of sockets (default from the configuration)")
+}
+
+// load reads defaults, then the file, then flags, and checks the outcome.
+func (s *settings) load() (err error) {
+	path, must := s.file, true
+	if path == "" {
+		path, must = defaultFile, false
+	}
+	if s.Config, err = config.Load(path, must); err != nil {
+		return err
+	}
+	for flag, field := range map[*string]*string{&s.data: &s.Data, &s.run: &s.Run} {
+		if *flag == "" {
+			continue
+		}
+		if *field, err = filepath.Abs(*flag); err != nil {
+			return err
+		}
+	}
+	return s.Validate()
+}
+
+// args passes the settings on to a child.
+func (s *settings) args() []string {
+	a := []string{"--data", s.Data, "--run", s.Run}
+	if s.file != "" {
+		a = append(a, "--config", s.file)
+	}
+	return a
+}
+
+// The places of a machine's state.
+func (s *settings) socket() string     { return filepath.Join(s.Run, "gateway.sock") }
+func (s *settings) dataSocket() string { return filepath.Join(s.Run, "node", "data.sock") }
+func (s *settings) holdSocket() string { return filepath.Join(s.Run, "hold", "hold.sock") }
+func (s *settings) lockFile() string   { return filepath.Join(s.Data, "lock") }
+func (s *settings) gatewayDir() string { return filepath.Join(s.Data, "gateway") }
+func (s *settings) nodeDir() string    { return filepath.Join(s.Data, "node") }
+func (s *settings) layerDir() string   { return filepath.Join(s.Data, "layers") }
+func (s *settings) sandboxDir() string { return filepath.Join(s.Data, "sandboxes") }
+func (s *settings) poolDir() string    { return filepath.Join(s.Data, "pool") }
+func (s *settings) holdLog() string    { return filepath.Join(s.Data, "hold.log") }
+func (s *settings) secretFile() string { return filepath.Join(s.Data, "secret") }
+func (s *settings) nodeIDFile() string { return filepath.Join(s.Data, "node-id") }
+func (s *settings) adminMade() string  { return filepath.Join(s.Data, "admin-key-made") }
+func (s *settings) cgroupName() string { return "dsec" }
+
+// nodeID returns the configured id, or the one made at the first start.
+func (s *settings) nodeID() (dsec.NodeID, error) {
+	if s.Node.ID != "" {
+		return dsec.ParseNodeID(s.Node.ID)
+	}
+	text, err := keep(s.nodeIDFile(), func() string { return dsec.Random(6) })
+	if err != nil {
+		return "", err
+	}
+	return dsec.ParseNodeID(text)
+}
+
+// secret is what the passwords between gateway and node are derived from.
+func (s *settings) secret() (string, error) {
+	return keep(s.secretFile(), func() string {
+		b := make([]byte, 32)
+		_, _ = rand.Read(b) // never fails
+		return hex.EncodeToString(b)
+	})
+}
+
+// keep returns the content of a private file, made if it is missing.
+func keep(path string, make func() string) (string, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		tmp := path + ".new"
+		if err := os.WriteFile(tmp, []byte(make()), 0o600); err != nil {
+			return "", dsec.E(dsec.Internal, "write", tmp, err)
+		}
+		if err := os.Rename(tmp, path); err != nil {
+			return "", dsec.E(dsec.Internal, "write", path, err)
+		}
+		text, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return "", dsec.E(dsec.Internal, "read", path, err)
+	}
+	return strings.TrimSpace(string(text)), nil
+}
+
+// logger writes JSON lines, or text when a person reads.
+func logger(w io.Writer) *slog.Logger {
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		return slog.New(slog.NewTextHandler(w, nil))
+	}
+	return slog.New(slog.NewJSONHandler(w, nil))
+}
+
+// lock takes the machine's state for one supervisor; the pid of the holder is
+// in the file.
+func lock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "lock", path, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		pid, _ := io.ReadAll(f)
+		f.Close()
+		return nil, dsec.Errorf(dsec.AlreadyExists, "lock", path, "dsec up runs already, pid %s", strings.TrimSpace(string(pid)))
+	}
+	if err := f.Truncate(0); err == nil {
+		_, err = fmt.Fprintln(f, os.Getpid())
+		if err != nil {
+			f.Close()
+			return nil, dsec.E(dsec.Internal, "lock", path, err)
+		}
+	}
+	return f, nil
+}
+
+func needRoot(op string) error {
+	if os.Geteuid() != 0 {
+		return dsec.Errorf(dsec.PermissionDenied, op, "", "only root can make sandboxes of this machine")
+	}
+	return nil
+}

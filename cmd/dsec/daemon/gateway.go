@@ -1,0 +1,121 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/cluster"
+	"github.com/opendsec/dsec/gateway"
+	"github.com/opendsec/dsec/iam"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/internal/supervise"
+	"github.com/opendsec/dsec/internal/version"
+)
+
+// keysPrefix is where the API keys are in the cluster's configuration.
+const keysPrefix = "key"
+
+// Descriptors of the gateway.
+const (
+	gatewaySecretFD = supervise.FirstFD
+	gatewaySocketFD = supervise.FirstFD + 1
+)
+
+// Gateway is the hidden verb of the front door, started by up.
+func Gateway() *cobra.Command {
+	var s settings
+	var nats string
+	c := &cobra.Command{
+		Use: "gateway", Short: "Serve the API (started by up)", Hidden: true, Args: cobra.NoArgs,
+		Example: "  dsec up   # starts it",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := s.load(); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM)
+			defer stop()
+			return serveGateway(ctx, &s, nats)
+		},
+	}
+	s.register(c)
+	c.Flags().StringVar(&nats, "nats", "", "loopback port of the embedded NATS server")
+	return c
+}
+
+func serveGateway(ctx context.Context, s *settings, natsPort string) error {
+	ctx, ready := supervise.Join(ctx)
+	log := logger(os.Stderr).With("role", "gateway")
+	slog.SetDefault(log)
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return dsec.E(dsec.Internal, "give up new privileges", "", err)
+	}
+	secret, err := readSecret(gatewaySecretFD)
+	if err != nil {
+		return err
+	}
+	local, err := net.FileListener(os.NewFile(gatewaySocketFD, "gateway.sock"))
+	if err != nil {
+		return dsec.E(dsec.Internal, "listen", s.socket(), err)
+	}
+	listeners := []net.Listener{local}
+	var (
+		server *cluster.Server
+		nodes  *cluster.Cluster
+		keys   *iam.Keys
+		front  *gateway.Gateway
+	)
+	stack, err := lifecycle.Open(ctx, "gateway",
+		lifecycle.Step{Name: "nats", Do: func(context.Context) (err error) {
+			server, err = cluster.StartServer(cluster.ServerConfig{Dir: filepath.Join(s.gatewayDir(), "nats"),
+				Listen: net.JoinHostPort("127.0.0.1", natsPort), Secret: secret, Log: log})
+			return err
+		}, Undo: func(context.Context) error { return server.Close() }},
+		lifecycle.Step{Name: "cluster", Do: func(ctx context.Context) (err error) {
+			nodes, err = cluster.Open(ctx, cluster.Config{Server: server, Log: log})
+			return err
+		}, Undo: func(context.Context) error { return nodes.Close() }},
+		lifecycle.Step{Name: "keys", Do: func(ctx context.Context) (err error) {
+			keys, err = iam.NewKeys(ctx, nodes.Config(keysPrefix))
+			return err
+		}},
+		lifecycle.Step{Name: "tcp", Do: func(context.Context) error {
+			if s.Config.Gateway.Listen == "" {
+				return nil
+			}
+			l, err := gateway.ListenTCP(s.Config.Gateway.Listen, s.Config.Gateway.TLSCert, s.Config.Gateway.TLSKey)
+			if err == nil {
+				listeners = append(listeners, l)
+			}
+			return err
+		}},
+		lifecycle.Step{Name: "front", Do: func(context.Context) error {
+			front = gateway.New(gateway.Config{Cluster: nodes, Keys: keys, Local: iam.Local{Group: groupID(s.Config.Gateway.Group)},
+				MaxLive: s.Config.Gateway.MaxLive, Version: version.Version, Log: log, Access: nil})
+			return nil
+		}, Undo: func(context.Context) error { return front.Close() }},
+	)
+	if err != nil {
+		return err
+	}
+	var serving errgroup.Group
+	for _, l := range listeners {
+		serving.Go(func() error { return front.Serve(l) })
+	}
+	if err := ready(); err != nil {
+		return errors.Join(err, stack.Close(context.WithoutCancel(ctx)))
+	}
+	<-ctx.Done()
+	err = stack.Close(context.WithoutCancel(ctx))
+	return errors.Join(err, serving.Wait())
+}

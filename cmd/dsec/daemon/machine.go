@@ -1,0 +1,154 @@
+package daemon
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/config"
+	"github.com/opendsec/dsec/internal/diskpool"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/netpolicy"
+	"github.com/opendsec/dsec/netpolicy/veth"
+	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/runtime/container"
+)
+
+// machine is what sandboxes of the container tier are made of.
+type machine struct {
+	hold    *hold.Client
+	groups  *cgroup.Root
+	mounts  *rootfs.Mounts
+	disks   diskpool.Pool
+	network netpolicy.Network // nil: the machine cannot; only network "none"
+	tier    *container.Runtime
+}
+
+// openHold is how long a hold may take to start.
+const openHold = 10 * time.Second
+
+// networkName names the router on the machine.
+const networkName = "main"
+
+// steps opens a machine in boot order; undoing them closes it and ends no
+// sandbox.
+func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
+	return []lifecycle.Step{
+		{Name: "cgroup", Do: func(context.Context) (err error) {
+			m.groups, err = cgroup.Open(s.cgroupName())
+			return err
+		}, Undo: func(context.Context) error { return m.groups.Close() }},
+		{Name: "hold", Do: func(ctx context.Context) (err error) {
+			m.hold, err = startHold(ctx, s, m.groups)
+			return err
+		}, Undo: func(context.Context) error { return m.hold.Close() }},
+		{Name: "mounts", Do: func(ctx context.Context) (err error) {
+			m.mounts, err = rootfs.Open(ctx, rootfs.Options{Keeper: m.hold, Log: log})
+			return err
+		}, Undo: func(context.Context) error { return m.mounts.Close() }},
+		{Name: "disks", Do: func(ctx context.Context) (err error) {
+			size, err := poolSize(s)
+			if err != nil {
+				return err
+			}
+			m.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: s.poolDir(), Size: size, Keeper: m.mounts.Keeper()})
+			return err
+		}, Undo: func(context.Context) error { return m.disks.Close() }},
+		{Name: "network", Do: func(ctx context.Context) error {
+			n, err := openNetwork(ctx, s, m.hold)
+			if err != nil {
+				log.Warn(`network "open" is not available`, "err", err)
+				return nil
+			}
+			m.network = n
+			return nil
+		}, Undo: func(context.Context) error {
+			if m.network == nil {
+				return nil
+			}
+			return m.network.Close()
+		}},
+		{Name: "container", Do: func(ctx context.Context) (err error) {
+			m.tier, err = container.Open(ctx, container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges,
+				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Network: m.network, Log: log})
+			return err
+		}, Undo: func(context.Context) error { return m.tier.Close() }},
+	}
+}
+
+// startHold finds the hold of this machine or starts one in a control group of
+// its own, outside of the agent's, so that ending the agent's group spares it.
+func startHold(ctx context.Context, s *settings, groups *cgroup.Root) (*hold.Client, error) {
+	g, err := groups.Service("hold")
+	if err != nil {
+		return nil, err
+	}
+	h, err := g.Handles()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	var tasks []string
+	for _, t := range h.Tasks {
+		tasks = append(tasks, t.Name())
+	}
+	return hold.Ensure(ctx, hold.Options{Socket: s.holdSocket(), Cgroup: h.Unified.Name(), Tasks: tasks, Log: s.holdLog(), Start: openHold})
+}
+
+func poolSize(s *settings) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.poolDir(), &st); err != nil {
+		return 0, dsec.E(dsec.Internal, "measure free space", s.poolDir(), err)
+	}
+	used := int64(0) // an existing pool file counts as free: it is ours to fill
+	if files, err := filepath.Glob(filepath.Join(s.poolDir(), "*")); err == nil {
+		for _, f := range files {
+			var fst unix.Stat_t
+			if unix.Stat(f, &fst) == nil {
+				used += fst.Blocks * 512
+			}
+		}
+	}
+	size, err := config.Bytes(s.Node.DiskPool, int64(st.Bavail)*st.Bsize+used)
+	if err != nil {
+		return 0, dsec.E(dsec.Invalid, "read size", "node.disk_pool", err)
+	}
+	return size, nil
+}
+
+func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (netpolicy.Network, error) {
+	c := veth.Config{Name: networkName, Keeper: keeper}
+	var err error
+	if c.Subnet, err = netip.ParsePrefix(s.Node.Subnet); err != nil {
+		return nil, err
+	}
+	if len(s.Node.DenyNets) > 0 {
+		c.Deny = veth.DefaultDeny()
+		for _, d := range s.Node.DenyNets {
+			p, err := netip.ParsePrefix(d)
+			if err != nil {
+				return nil, err
+			}
+			c.Deny = append(c.Deny, p)
+		}
+	}
+	for _, a := range s.Node.Nameservers {
+		ip, err := netip.ParseAddr(a)
+		if err != nil {
+			return nil, err
+		}
+		c.DNS = append(c.DNS, ip)
+	}
+	return veth.Open(ctx, c)
+}
+
+// nodeLog is where a node's log lines go.
+func nodeLog() *slog.Logger { return logger(os.Stderr).With("role", "node") }

@@ -1,0 +1,249 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/gateway"
+	"github.com/opendsec/dsec/internal/supervise"
+)
+
+// How long the children may take.
+const (
+	readyWithin = 2 * time.Minute
+	gatewayEnds = 15 * time.Second
+	nodeEnds    = 30 * time.Second
+)
+
+// Up is the verb that serves one machine.
+func Up() *cobra.Command {
+	var s settings
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "Serve sandboxes on this machine",
+		Long: `Starts gateway and node agent of this machine, each with the privileges it needs,
+and keeps them running until it is asked to end. Sandboxes run on when it ends:
+start it again to find them, or end them with "dsec down".
+
+The first start prints an admin key and writes it to the context of the user who
+started it.`,
+		Example: "  sudo dsec up\n  sudo dsec up --data /srv/dsec --config /etc/dsec/dsec.yaml",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := s.load(); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			return up(ctx, &s)
+		},
+	}
+	s.register(c)
+	return c
+}
+
+func up(ctx context.Context, s *settings) error {
+	if err := needRoot("start dsec"); err != nil {
+		return err
+	}
+	slog.SetDefault(logger(os.Stderr))
+	gid := groupID(s.Gateway.Group)
+	if err := makeDirs(s); err != nil {
+		return err
+	}
+	held, err := lock(s.lockFile())
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	children, closeFiles, err := s.children(gid)
+	if err != nil {
+		return err
+	}
+	defer closeFiles()
+	err = supervise.Run(ctx, children, func() {
+		if err := firstKey(ctx, s); err != nil {
+			slog.Error("make the first admin key", "err", err)
+		}
+		tellSystemd()
+		slog.Info("dsec is up", "socket", s.socket(), "listen", s.Gateway.Listen)
+	})
+	_ = os.Remove(s.socket())
+	return err
+}
+
+// makeDirs makes the directories and gives each to the process that uses it.
+func makeDirs(s *settings) error {
+	for _, d := range []struct {
+		path string
+		mode os.FileMode
+		gid  int
+		uid  int
+	}{
+		{s.Data, 0o711, 0, 0}, {s.Run, 0o755, 0, 0},
+		{s.gatewayDir(), 0o700, s.Gateway.UID, s.Gateway.UID},
+		{filepath.Dir(s.dataSocket()), 0o750, s.Gateway.UID, 0},
+		{filepath.Dir(s.holdSocket()), 0o700, 0, 0},
+		{s.nodeDir(), 0o700, 0, 0}, {s.layerDir(), 0o700, 0, 0}, {s.sandboxDir(), 0o700, 0, 0}, {s.poolDir(), 0o700, 0, 0},
+	} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return dsec.E(dsec.Internal, "make directory", d.path, err)
+		}
+		if err := os.Chown(d.path, d.uid, d.gid); err != nil {
+			return dsec.E(dsec.Internal, "make directory", d.path, err)
+		}
+		if err := os.Chmod(d.path, d.mode); err != nil {
+			return dsec.E(dsec.Internal, "make directory", d.path, err)
+		}
+	}
+	return nil
+}
+
+// children of a machine, in boot order.
+func (s *settings) children(gid int) (children []supervise.Child, closeFiles func(), err error) {
+	var files []*os.File
+	closeFiles = func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}
+	defer func() {
+		if err != nil {
+			closeFiles()
+		}
+	}()
+	secret, err := s.secretInMemory()
+	if err != nil {
+		return nil, nil, err
+	}
+	files = append(files, secret)
+	socket, err := s.socketFile(gid)
+	if err != nil {
+		return nil, nil, err
+	}
+	files = append(files, socket)
+	natsPort, err := freePort()
+	if err != nil {
+		return nil, nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, nil, err
+	}
+	argv := func(verb string) []string {
+		return append([]string{self, verb, "--nats", natsPort}, s.args()...)
+	}
+	return []supervise.Child{
+		{Name: "gateway", Argv: argv("gateway"), Files: []*os.File{secret, socket}, UID: s.Gateway.UID, GID: s.Gateway.UID,
+			Ready: readyWithin, Grace: gatewayEnds},
+		{Name: "node", Argv: argv("node"), Files: []*os.File{secret}, Ready: readyWithin, Grace: nodeEnds},
+	}, closeFiles, nil
+}
+
+// secretInMemory holds the secret in a descriptor: children of any uid can
+// read what they are handed, and nobody else.
+func (s *settings) secretInMemory() (*os.File, error) {
+	text, err := s.secret()
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate("dsec-secret", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "make memory file", "secret", err)
+	}
+	f := os.NewFile(uintptr(fd), "secret")
+	if _, err := f.WriteString(text); err != nil {
+		f.Close()
+		return nil, dsec.E(dsec.Internal, "write memory file", "secret", err)
+	}
+	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		f.Close()
+		return nil, dsec.E(dsec.Internal, "seal memory file", "secret", err)
+	}
+	return f, nil
+}
+
+// readSecret is the child's side: the offset is shared by all who have the
+// file, so it reads at 0.
+func readSecret(fd uintptr) (string, error) {
+	f := os.NewFile(fd, "secret")
+	defer f.Close()
+	b := make([]byte, 256)
+	n, err := f.ReadAt(b, 0)
+	if n == 0 {
+		return "", dsec.E(dsec.Internal, "read memory file", "secret", err)
+	}
+	return string(b[:n]), nil
+}
+
+// socketFile listens for local callers and hands the socket to the gateway,
+// whose uid may not make files in the run directory.
+func (s *settings) socketFile(gid int) (*os.File, error) {
+	l, err := gateway.ListenUnix(s.socket(), gid)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	u := l.(*net.UnixListener)
+	u.SetUnlinkOnClose(false)
+	f, err := u.File()
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "listen", s.socket(), err)
+	}
+	return f, nil
+}
+
+// freePort finds a loopback port for NATS; both children use it for the life
+// of this supervisor.
+func freePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", dsec.E(dsec.Unavailable, "find a port", "127.0.0.1", err)
+	}
+	defer l.Close()
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port), nil
+}
+
+// groupID of a name; -1 if there is no such group.
+func groupID(name string) int {
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return -1
+	}
+	gid, err := strconv.Atoi(g.Gid)
+	if err != nil {
+		return -1
+	}
+	return gid
+}
+
+// tellSystemd that the service is up, if it asked.
+func tellSystemd() {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return
+	}
+	c, err := net.Dial("unixgram", path)
+	if err != nil {
+		slog.Error("notify systemd", "err", err)
+		return
+	}
+	defer c.Close()
+	if _, err := fmt.Fprint(c, "READY=1"); err != nil {
+		slog.Error("notify systemd", "err", err)
+	}
+}
