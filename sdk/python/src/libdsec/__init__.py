@@ -1,0 +1,24 @@
+"""libdsec: sandboxes of dsec from Python.
+
+Asynchronous (``AsyncClient``) and plain (``Client``) with the same methods.
+
+    from libdsec import Client
+
+    with Client() as client, client.create("debian:12", memory="1GiB") as box:
+        print(box.exec("uname -a", timeout=10).text)
+
+Sizes are bytes, durations seconds, paths inside a sandbox absolute.
+"""
+
+from . import errors, types
+from ._client import AsyncClient, Creating
+from ._files import AsyncFiles
+from ._layers import AsyncLayers
+from ._port import AsyncPort
+from ._process import AsyncOutputStream, AsyncProcess
+from ._sandbox import AsyncSandbox
+from ._session import AsyncSession
+from .errors import *  # noqa: F403
+from .types import *  # noqa: F403
+
+__version__ = "0.1.0"

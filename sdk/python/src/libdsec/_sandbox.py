@@ -1,0 +1,297 @@
+"""A sandbox: commands, files, ports and its life."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+from . import _wire as w
+from ._files import AsyncFiles
+from ._mux import Sub
+from ._port import AsyncPort
+from ._process import AsyncProcess, finish, raise_for
+from ._session import AsyncSession
+from ._transport import new_key
+from ._wire import Json
+from .errors import Canceled, DsecError, NotFound, SandboxGone, Timeout
+from .types import Artifact, OnLimit, Result, SandboxInfo, Size, Spec, Stats, argv_of, parse_size
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    from ._client import AsyncClient
+
+Command = str | Sequence[str]
+
+
+class AsyncSandbox:
+    """A computer of its own. Use it as a context manager: it is deleted at the end.
+
+    ``index`` is its number in ``create_many``. All methods may be used concurrently.
+    Every method raises SandboxGone once the sandbox has ended.
+    """
+
+    def __init__(self, client: AsyncClient, info: SandboxInfo, index: int | None = None) -> None:
+        self._client = client
+        self._info = info
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self._info.state}>"
+
+    @property
+    def client(self) -> AsyncClient:
+        return self._client
+
+    @property
+    def id(self) -> str:
+        return self._info.id
+
+    @property
+    def spec(self) -> Spec:
+        """As the node filled it in."""
+        return self._info.spec
+
+    @property
+    def info(self) -> SandboxInfo:
+        """As it was told last; ``refresh`` asks again."""
+        return self._info
+
+    @property
+    def files(self) -> AsyncFiles:
+        """Files as the sandbox's default user."""
+        return AsyncFiles(self._client, self.id)
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            await self.delete()
+            return
+        try:
+            await asyncio.shield(self.delete())
+        except DsecError:
+            pass  # what made the block end matters more; lifetimes end the sandbox
+
+    def _told(self, answer: Json) -> SandboxInfo:
+        m = w.message(answer, "sandbox")
+        if m:
+            self._info = SandboxInfo.from_wire(m)
+        return self._info
+
+    async def refresh(self) -> SandboxInfo:
+        """Its state now; also after its end, from its record."""
+        return self._told(await self._client._call("Sandboxes/Get", {"id": self.id}))
+
+    # Commands.
+
+    async def exec(self, cmd: Command, *, cwd: str = "", env: Mapping[str, str] | None = None, user: str = "",
+                   stdin: bytes | str | None = None, timeout: float = 0.0, check: bool = False,
+                   on_limit: OnLimit = "truncate", output_limit: Size = 0, shell: str = "/bin/sh",
+                   call_id: str = "", kill_on_cancel: bool = False) -> Result:
+        """Runs a command and returns its result.
+
+        A string is a script for ``shell``, a sequence is run as it is. stdin is
+        empty unless given. After ``timeout`` seconds (0: never) the command and all
+        it started are killed: ExecTimeout, with the output until then. Of each
+        stream the first and the last MiB are kept (with ``output_limit`` half of
+        it each); ``on_limit="kill"`` ends the command there: OutputLimitExceeded.
+        ``check`` raises CommandFailed unless it exits with 0.
+
+        The same ``call_id`` again attaches to the same command. If the awaiting
+        task is cancelled the command runs on, unless ``kill_on_cancel``.
+        """
+        spec = _exec_spec(argv_of(cmd, shell), cwd, env, user, timeout)
+        spec.update(_limits(on_limit, output_limit))
+        spec["stdin"] = stdin is not None
+        sub = await self._start(spec, "kept", call_id)
+        try:
+            if stdin is not None:
+                await self._feed(sub, stdin)
+            ended = await _within(sub, self.id, timeout)
+        except (asyncio.CancelledError, Canceled):
+            if kill_on_cancel:
+                self._client._background(AsyncProcess(self, sub).kill())
+            raise
+        finally:
+            self._client._state().mux.remove(sub)
+        result = await finish(self, sub.exec_id, ended)
+        raise_for(self.id, result, check)
+        return result
+
+    async def start(self, cmd: Command, *, cwd: str = "", env: Mapping[str, str] | None = None, user: str = "",
+                    stdin: bool = False, pty: tuple[int, int] | None = None, timeout: float = 0.0,
+                    on_limit: OnLimit = "truncate", output_limit: Size = 0, shell: str = "/bin/sh",
+                    call_id: str = "") -> AsyncProcess:
+        """Starts a command and returns at once; follow it by the streams of the process.
+
+        ``stdin=True`` keeps stdin open for ``write``. ``pty`` gives it a terminal of
+        (rows, columns); all output is then in stdout. The rest is as in ``exec``.
+        """
+        spec = _exec_spec(argv_of(cmd, shell), cwd, env, user, timeout)
+        spec.update(_limits(on_limit, output_limit))
+        spec["stdin"] = stdin
+        if pty is not None:
+            spec["pty"] = {"rows": pty[0], "cols": pty[1]}
+            spec["stdin"] = True
+        return AsyncProcess(self, await self._start(spec, "stream", call_id))
+
+    async def attach(self, exec_id: str, stdout_offset: int = 0, stderr_offset: int = 0) -> AsyncProcess:
+        """Follows a command again, running or ended, from the given offsets on.
+
+        Output that was neither kept nor read in time is skipped and counted in ``dropped``.
+        """
+        mux = self._client._state().mux
+        sub = Sub(mux, self.id, exec_id, "stream", (stdout_offset, stderr_offset))
+        waited = await self._client._call("Commands/Wait", {"sandbox": self.id, "exec": exec_id, "timeout": 0.001})
+        mux.add(sub)
+        sub.started = True
+        try:
+            await mux.subscribe([sub])
+        except BaseException:
+            mux.remove(sub)
+            raise
+        process = AsyncProcess(self, sub)
+        process._written = None if w.message(waited, "result") is None else 0
+        return process
+
+    async def session(self, *, shell: str = "", cwd: str = "", env: Mapping[str, str] | None = None,
+                      user: str = "") -> AsyncSession:
+        """Opens a shell in which directory, environment and functions persist from command to command.
+
+        ``shell`` is bash where there is one, else sh. Use it as a context manager.
+        """
+        return await AsyncSession.open(self, shell=shell, cwd=cwd, env=env, user=user)
+
+    async def attach_session(self, id: str, user: str = "") -> AsyncSession:
+        """A session that was opened before, here or elsewhere, by its id and user."""
+        return await AsyncSession.attach(self, id, user)
+
+    async def _start(self, spec: Json, mode: str, call_id: str) -> Sub:
+        mux = self._client._state().mux
+        sub = Sub(mux, self.id, call_id or new_key(), mode)
+        request = {"sandbox": self.id, "spec": w.drop_empty(spec), "call_id": sub.exec_id}
+        mux.add(sub)
+        try:
+            while True:
+                session = await mux.session()
+                try:
+                    await self._client._call("Commands/Exec", {
+                        **request, "subscribe": {"session": session, **sub.wire()}})
+                    break
+                except NotFound:
+                    if mux.current == session:
+                        raise
+            sub.started = True
+            if mux.current not in (session, None):
+                await mux.subscribe([sub])
+        except BaseException:
+            mux.remove(sub)
+            raise
+        return sub
+
+    async def _feed(self, sub: Sub, stdin: bytes | str) -> None:
+        """Writes all of stdin; a command that ends before it has read it is no error."""
+        process = AsyncProcess(self, sub)
+
+        async def write() -> None:
+            try:
+                await process.write(stdin)
+                await process.close_stdin()
+            except SandboxGone:
+                raise
+            except DsecError:
+                await asyncio.shield(sub.ended)
+
+        writer = asyncio.ensure_future(write())
+        try:
+            either: list[asyncio.Future[Any]] = [writer, sub.ended]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                writer.result()
+        finally:
+            writer.cancel()
+
+    # What is inside.
+
+    async def artifacts(self, globs: Sequence[str] | str, *, to: str | os.PathLike[str] | None = None, root: str = "/",
+                        max_bytes: Size = 64 << 20) -> list[Artifact]:
+        """Collects the files that match, also after a timeout, an OOM kill or a stop.
+
+        Globs are absolute, or relative to ``root``; "**" crosses directories. With
+        ``to`` the files are put below that directory of this machine, else they are
+        in memory. More than ``max_bytes`` is ResourceExhausted.
+        """
+        wanted = [globs] if isinstance(globs, str) else list(globs)
+        return await self.files._artifacts(wanted, root, to, parse_size(max_bytes))
+
+    def port(self, number: int) -> AsyncPort:
+        """A port inside, whatever the network mode: its URL, or an HTTP client for it."""
+        return AsyncPort(self._client, self.id, number)
+
+    async def stats(self) -> Stats:
+        """What it uses at this moment."""
+        return Stats.from_wire(await self._client._call("Sandboxes/Stats", {"id": self.id}))
+
+    # Its life.
+
+    async def stop(self, cause: str = "") -> SandboxInfo:
+        """Ends its processes and keeps its disk. ``cause`` is the owner's verdict: completed, cancelled, agent_error …"""
+        return await self._change("Stop", timeout=120.0, cause=cause)
+
+    async def start_again(self) -> SandboxInfo:
+        """Runs a stopped sandbox again: same id, same disk."""
+        return await self._change("Start", timeout=300.0)
+
+    async def pause(self) -> SandboxInfo:
+        """Freezes it; the clocks of its commands stop."""
+        return await self._change("Pause")
+
+    async def resume(self) -> SandboxInfo:
+        return await self._change("Resume")
+
+    async def set_timeout(self, seconds: float) -> SandboxInfo:
+        """Ends it in so many seconds from now, unless renewed."""
+        return await self._change("Renew", lifetime=seconds)
+
+    async def renew(self) -> SandboxInfo:
+        """It is in use: moves its idle clock."""
+        return await self._change("Renew")
+
+    async def delete(self) -> bool:
+        """Removes everything but the record. False if it was deleted before."""
+        answer = await self._client._call("Sandboxes/Delete", {"id": self.id, "call_id": new_key()}, timeout=120.0)
+        return w.boolean(answer, "existed")
+
+    async def commit(self, tag: str) -> str:
+        """Stops it and makes a layer of its disk; returns the digest."""
+        answer = await self._client._call("Sandboxes/Commit", {"id": self.id, "tag": tag, "call_id": new_key()},
+                                          timeout=1800.0)
+        return w.string(answer, "digest")
+
+    async def _change(self, method: str, timeout: float | None = None, **fields: Any) -> SandboxInfo:
+        request = w.drop_empty({"id": self.id, "call_id": new_key(), **fields})
+        return self._told(await self._client._call(f"Sandboxes/{method}", request, timeout=timeout))
+
+
+def _exec_spec(argv: list[str], cwd: str, env: Mapping[str, str] | None, user: str, timeout: float) -> Json:
+    if timeout < 0:
+        raise ValueError(f"timeout of {timeout} s is negative")
+    return {"argv": argv, "cwd": cwd, "env": dict(env or {}), "user": user, "timeout": timeout}
+
+
+def _limits(on_limit: OnLimit, output_limit: Size) -> Json:
+    limit = parse_size(output_limit)
+    return {"on_limit": "kill" if on_limit == "kill" else "", "head": (limit + 1) // 2, "tail": limit // 2}
+
+
+async def _within(sub: Sub, sandbox: str, timeout: float) -> Any:
+    """The end of a command. The node kills it in time; if even that is not heard of, the outcome is unknown."""
+    if not timeout:
+        return await asyncio.shield(sub.ended)
+    try:
+        return await asyncio.wait_for(asyncio.shield(sub.ended), 2 * timeout + 90)
+    except asyncio.TimeoutError:
+        raise Timeout("exec", sandbox, f"no word of {sub.exec_id} after its deadline") from None

@@ -1,0 +1,35 @@
+"""The fields of Spec as keyword arguments, for type checkers only."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence, TypedDict
+
+from .types import Size
+
+
+class SpecFields(TypedDict, total=False):
+    layers: Sequence[str]
+    name: str
+    tier: str
+    command: Sequence[str]
+    env: Mapping[str, str]
+    user: str
+    workdir: str
+    hostname: str
+    network: str
+    cpu: float
+    cpu_weight: int
+    memory: Size
+    pids: int
+    disk: Size
+    output: Size
+    idle: float
+    lifetime: float
+    retention: float
+    profile: str
+    no_new_privs: bool
+    oom: str
+    mounts: Sequence[tuple[str, str]]
+    labels: Mapping[str, str]
+    call_id: str
+    rollout_key: str

@@ -1,0 +1,491 @@
+"""What libdsec hands out and takes in: plain values, no connections.
+
+Sizes are bytes, durations seconds, times UTC.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Iterable, Literal, Mapping, Sequence
+
+from . import _wire as w
+from ._wire import Json
+
+__all__ = [
+    "Artifact", "Change", "Event", "FileInfo", "ImageConfig", "Info", "Layer", "Node", "Output", "Progress", "Result",
+    "SandboxInfo", "SandboxResult", "SandboxUsage", "Spec", "Stats", "Step", "Usage", "parse_size",
+]
+
+Size = int | str
+OnLimit = Literal["truncate", "kill"]
+
+_UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "kib": 1 << 10, "m": 10**6, "mb": 10**6, "mib": 1 << 20,
+          "g": 10**9, "gb": 10**9, "gib": 1 << 30, "t": 10**12, "tb": 10**12, "tib": 1 << 40}
+
+
+def parse_size(size: Size) -> int:
+    """Bytes of 1024, "512MiB" or "1.5 GB" (decimal without the i)."""
+    if isinstance(size, int):
+        return size
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+    if not found or found.group(2).lower() not in _UNITS:
+        raise ValueError(f"not a size: {size!r}")
+    return int(float(found.group(1)) * _UNITS[found.group(2).lower()])
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a sandbox is asked to be. Zero and empty mean the node's default, never "unlimited".
+
+    ``image`` and ``layers`` are tags ("name:tag") or digests ("sha256:…"), bottom to top.
+    ``command`` is a main process whose end ends the sandbox; without one it idles.
+    ``call_id`` makes creation idempotent: same id and spec, same sandbox.
+    """
+
+    image: str
+    layers: Sequence[str] = ()
+    name: str = ""
+    tier: str = ""
+    command: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    workdir: str = ""
+    hostname: str = ""
+    network: str = ""
+    cpu: float = 0.0
+    cpu_weight: int = 0
+    memory: Size = 0
+    pids: int = 0
+    disk: Size = 0
+    output: Size = 0
+    idle: float = 0.0
+    lifetime: float = 0.0
+    retention: float = 0.0
+    profile: str = ""
+    no_new_privs: bool = False
+    oom: str = ""
+    mounts: Sequence[tuple[str, str]] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    call_id: str = ""
+    rollout_key: str = ""
+
+    def with_(self, **fields: Any) -> Spec:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **fields)
+
+    def wire(self) -> Json:
+        if isinstance(self.layers, str) or isinstance(self.command, str):
+            raise TypeError("layers and command of a Spec are sequences of strings, not one string")
+        limits = {"cpu": self.cpu, "cpu_weight": self.cpu_weight, "memory": parse_size(self.memory),
+                  "pids": self.pids, "disk": parse_size(self.disk), "output": parse_size(self.output)}
+        lifetimes = {"idle": self.idle, "lifetime": self.lifetime, "retention": self.retention}
+        return w.drop_empty({
+            "name": self.name, "tier": self.tier, "image": self.image, "layers": list(self.layers),
+            "command": list(self.command), "env": dict(self.env), "user": self.user, "workdir": self.workdir,
+            "hostname": self.hostname, "network": self.network, "limits": w.drop_empty(limits),
+            "lifetimes": w.drop_empty(lifetimes), "profile": self.profile, "no_new_privs": self.no_new_privs,
+            "oom": self.oom, "mounts": [{"source": s, "target": t} for s, t in self.mounts],
+            "labels": dict(self.labels), "call_id": self.call_id, "rollout_key": self.rollout_key,
+        })
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Spec:
+        lim, life = m.get("limits") or {}, m.get("lifetimes") or {}
+        return cls(
+            image=w.string(m, "image"), layers=tuple(w.strings(m, "layers")), name=w.string(m, "name"),
+            tier=w.string(m, "tier"), command=tuple(w.strings(m, "command")), env=w.string_map(m, "env"),
+            user=w.string(m, "user"), workdir=w.string(m, "workdir"), hostname=w.string(m, "hostname"),
+            network=w.string(m, "network"), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
+            memory=w.integer(lim, "memory"), pids=w.integer(lim, "pids"), disk=w.integer(lim, "disk"),
+            output=w.integer(lim, "output"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
+            retention=w.number(life, "retention"), profile=w.string(m, "profile"),
+            no_new_privs=w.boolean(m, "no_new_privs"), oom=w.string(m, "oom"),
+            mounts=tuple((w.string(x, "source"), w.string(x, "target")) for x in w.messages(m, "mounts")),
+            labels=w.string_map(m, "labels"), call_id=w.string(m, "call_id"),
+            rollout_key=w.string(m, "rollout_key"))
+
+
+class Output(bytes):
+    """The kept bytes of a stream: a head, then a tail.
+
+    They join without a gap unless ``truncated``; then ``gap`` is the index in
+    these bytes where ``missing`` bytes were not kept. ``total`` counts every
+    byte the command wrote, ``dropped`` those nobody kept or read.
+    """
+
+    total: int
+    dropped: int
+    truncated: bool
+    gap: int | None
+    missing: int
+
+    @classmethod
+    def of(cls, kept: Json | None, summary: Json | None) -> Output:
+        k, s = kept or {}, summary or {}
+        head, tail, tail_offset = w.data(k, "head"), w.data(k, "tail"), w.integer(k, "tail_offset")
+        if tail and tail_offset < len(head):
+            tail, tail_offset = tail[len(head) - tail_offset:], len(head)
+        out = cls(head + tail)
+        out.total = max(w.integer(s, "total"), len(out))
+        out.missing = max(0, out.total - len(out))
+        out.dropped = w.integer(s, "dropped")
+        out.truncated = w.boolean(s, "truncated") or out.missing > 0
+        out.gap = len(head) if out.missing else None
+        return out
+
+    @property
+    def text(self) -> str:
+        """UTF-8 with U+FFFD for what is not; a line says where bytes are missing."""
+        if self.gap is None:
+            return self.decode("utf-8", "replace")
+        head, tail = bytes(self[:self.gap]), bytes(self[self.gap:])
+        note = f"\n[… {self.missing} bytes not kept …]\n"
+        return head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _output, (bytes(self), self.__dict__)
+
+
+def _output(b: bytes, state: Mapping[str, Any]) -> Output:
+    out = Output(b)
+    out.__dict__.update(state)
+    return out
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Seconds a command took: on the clock, of CPU, held back by its CPU quota, held by the node."""
+
+    wall: float
+    cpu: float
+    throttled: float
+    held: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended.
+
+    ``status``: exited, timeout, killed, output_limit, lost. ``exit_code`` is
+    128+signal when a signal ended it; with a status other than exited it means
+    nothing. ``oom``: the memory limit killed it or a child.
+    """
+
+    exec_id: str
+    status: str
+    exit_code: int
+    signal: int
+    stdout: Output
+    stderr: Output
+    usage: Usage
+    oom: bool = False
+    oom_limit: int = 0
+    oom_peak: int = 0
+    started: datetime | None = None
+
+    @property
+    def text(self) -> str:
+        """stdout as text."""
+        return self.stdout.text
+
+    @property
+    def truncated(self) -> bool:
+        return self.stdout.truncated or self.stderr.truncated
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "exited" and self.exit_code == 0
+
+    @property
+    def wall(self) -> float:
+        return self.usage.wall
+
+    @classmethod
+    def from_wire(cls, exec_id: str, m: Json, stdout: Json | None, stderr: Json | None) -> Result:
+        return cls(
+            exec_id=exec_id, status=w.string(m, "status"), exit_code=w.integer(m, "exit_code"),
+            signal=w.integer(m, "signal"), stdout=Output.of(stdout, w.message(m, "stdout")),
+            stderr=Output.of(stderr, w.message(m, "stderr")),
+            usage=Usage(w.number(m, "wall"), w.number(m, "cpu"), w.number(m, "throttle"), w.number(m, "held")),
+            oom=w.boolean(m, "oom"), oom_limit=w.integer(m, "oom_limit"), oom_peak=w.integer(m, "oom_peak"),
+            started=w.time(m, "started"))
+
+
+@dataclass(frozen=True)
+class SandboxUsage:
+    """What a sandbox consumed until it ended."""
+
+    wall: float
+    cpu: float
+    throttled: float
+    memory_peak: int
+    pids_peak: int
+    disk_used: int
+    output_bytes: int
+    oom_kills: int
+    starts: int
+    execs_started: int
+
+
+@dataclass(frozen=True)
+class SandboxResult:
+    """How a sandbox ended and whose fault that was. ``mask``: drop the rollout from the loss."""
+
+    outcome: str
+    cause: str
+    phase: str
+    induced_by: str
+    evidence: tuple[str, ...]
+    retryable: bool
+    mask: bool
+    usage: SandboxUsage
+
+    @classmethod
+    def from_wire(cls, m: Json) -> SandboxResult:
+        u = w.message(m, "usage") or {}
+        usage = SandboxUsage(
+            w.number(u, "wall"), w.number(u, "cpu"), w.number(u, "throttled"), w.integer(u, "memory_peak"),
+            w.integer(u, "pids_peak"), w.integer(u, "disk_used"), w.integer(u, "output_bytes"),
+            w.integer(u, "oom_kills"), w.integer(u, "starts"), w.integer(u, "execs_started"))
+        return cls(w.string(m, "outcome"), w.string(m, "cause"), w.string(m, "phase"), w.string(m, "induced_by"),
+                   tuple(w.strings(m, "evidence")), w.boolean(m, "retryable"), w.boolean(m, "mask"), usage)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds one step of a creation took."""
+
+    name: str
+    took: float
+
+
+@dataclass(frozen=True)
+class SandboxInfo:
+    """A sandbox as the node told it at one moment."""
+
+    id: str
+    project: str
+    spec: Spec
+    state: str
+    result: SandboxResult | None
+    digests: tuple[str, ...]
+    created: datetime | None
+    changed: datetime | None
+    expires: datetime | None
+    starts: int
+    steps: tuple[Step, ...]
+    node: str
+
+    @property
+    def live(self) -> bool:
+        return self.state in ("pending", "creating", "running", "paused", "stopping", "starting")
+
+    @classmethod
+    def from_wire(cls, m: Json) -> SandboxInfo:
+        result = w.message(m, "result")
+        return cls(
+            w.string(m, "id"), w.string(m, "project"), Spec.from_wire(w.message(m, "spec") or {}),
+            w.string(m, "state"), SandboxResult.from_wire(result) if result else None,
+            tuple(w.strings(m, "digests")), w.time(m, "created"), w.time(m, "changed"), w.time(m, "expires"),
+            w.integer(m, "starts"),
+            tuple(Step(w.string(s, "name"), w.number(s, "took")) for s in w.messages(m, "steps")),
+            w.string(m, "node"))
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A sample of what a sandbox uses; limits are 0 where unknown."""
+
+    cpu: float
+    throttled: float
+    memory: int
+    memory_peak: int
+    memory_limit: int
+    pids: int
+    pids_peak: int
+    pids_limit: int
+    disk: int
+    disk_limit: int
+    oom_kills: int
+    pids_denied: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Stats:
+        return cls(w.number(m, "cpu"), w.number(m, "throttled"),
+                   *(w.integer(m, f.name) for f in dataclasses.fields(cls)[2:]))
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A directory entry. ``kind``: file, dir, symlink, other. ``mode``: permission bits, setuid and sticky."""
+
+    path: str
+    kind: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    owner: str
+    group: str
+    mtime: datetime | None
+    target: str
+    links: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+    @classmethod
+    def from_wire(cls, m: Json) -> FileInfo:
+        return cls(w.string(m, "path"), w.string(m, "kind"), w.integer(m, "size"), w.integer(m, "mode"),
+                   w.integer(m, "uid"), w.integer(m, "gid"), w.string(m, "owner"), w.string(m, "group"),
+                   w.time(m, "mtime"), w.string(m, "target"), w.integer(m, "links"))
+
+
+@dataclass(frozen=True)
+class Change:
+    """What ``files.watch`` saw. ``op``: create, write, remove, attr, lost (list again)."""
+
+    path: str
+    op: str
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file collected from a sandbox: in memory, or on this machine if a directory was given."""
+
+    path: str
+    size: int
+    mode: int
+    data: bytes | None = field(default=None, repr=False)
+    local: Path | None = None
+
+    def read(self) -> bytes:
+        if self.data is not None:
+            return self.data
+        return self.local.read_bytes() if self.local else b""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to one sandbox. ``seq`` counts from 1 for each sandbox, without gaps."""
+
+    sandbox: str
+    seq: int
+    time: datetime | None
+    type: str
+    from_: str
+    to: str
+    exec: str
+    detail: str
+    fields: dict[str, str]
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Event:
+        return cls(w.string(m, "sandbox"), w.integer(m, "seq"), w.time(m, "time"), w.string(m, "type"),
+                   w.string(m, "from"), w.string(m, "to"), w.string(m, "exec"), w.string(m, "detail"),
+                   w.string_map(m, "fields"))
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """What an image says about running it."""
+
+    env: tuple[str, ...]
+    user: str
+    workdir: str
+    entrypoint: tuple[str, ...]
+    cmd: tuple[str, ...]
+    arch: str
+
+    @classmethod
+    def from_wire(cls, m: Json) -> ImageConfig:
+        return cls(tuple(w.strings(m, "env")), w.string(m, "user"), w.string(m, "workdir"),
+                   tuple(w.strings(m, "entrypoint")), tuple(w.strings(m, "cmd")), w.string(m, "arch"))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An immutable layer. Sizes in bytes: of the metadata, and of the data as it reads."""
+
+    digest: str
+    meta_size: int
+    data_size: int
+    entries: int
+    source: str
+    config: ImageConfig | None
+    tags: tuple[str, ...]
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Layer:
+        config = w.message(m, "config")
+        return cls(w.string(m, "digest"), w.integer(m, "meta_size"), w.integer(m, "data_size"),
+                   w.integer(m, "entries"), w.string(m, "source"),
+                   ImageConfig.from_wire(config) if config else None, tuple(w.strings(m, "tags")))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of an import or build. ``phase``: resolve, fetch, convert, store; bytes; ``total`` 0 if unknown."""
+
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine. ``cpu``, ``memory`` and ``disk`` are the committed fractions of its budgets."""
+
+    id: str
+    alive: bool
+    draining: bool
+    live: int
+    starting: int
+    max_live: int
+    cpu: float
+    memory: float
+    disk: float
+    tiers: tuple[str, ...]
+    version: str
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Node:
+        return cls(w.string(m, "id"), w.boolean(m, "alive"), w.boolean(m, "draining"), w.integer(m, "live"),
+                   w.integer(m, "starting"), w.integer(m, "max_live"), w.number(m, "cpu"), w.number(m, "memory"),
+                   w.number(m, "disk"), tuple(w.strings(m, "tiers")), w.string(m, "version"))
+
+
+@dataclass(frozen=True)
+class Info:
+    """The server and who the caller is there; ``quota`` 0 is no limit."""
+
+    version: str
+    principal: str
+    project: str
+    role: str
+    live: int
+    quota: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Info:
+        return cls(w.string(m, "version"), w.string(m, "principal"), w.string(m, "project"), w.string(m, "role"),
+                   w.integer(m, "live"), w.integer(m, "quota"))
+
+
+def argv_of(cmd: str | Sequence[str], shell: str) -> list[str]:
+    """A string is a script for the shell, a sequence is run as it is."""
+    if isinstance(cmd, str):
+        return [shell, "-c", cmd]
+    return list(_strings(cmd))
+
+
+def _strings(cmd: Iterable[object]) -> Iterable[str]:
+    for a in cmd:
+        if not isinstance(a, (str, Path)):
+            raise TypeError(f"arguments of a command are strings, not {type(a).__name__}")
+        yield str(a)
