@@ -56,9 +56,9 @@ type Files struct {
 	Meta    *os.File
 	Data    *os.File
 	Scratch *os.File // for a compressed archive, which must be read twice; may be nil
-	// Input is the content of the source, if the caller opened it: a tar or an
-	// archive; the source is then a name for people.
-	Input *os.File
+	// What the caller has opened of the source, because who converts may not.
+	Input  *os.File // of KindFile
+	Layout *os.Root // of KindLayout
 }
 
 // Result describes what was written.
@@ -73,19 +73,19 @@ type Result struct {
 // layers applied in order. A source that is not what it claims to be is
 // Invalid or Corrupt; a full disk is NoSpace. On error the files hold nothing
 // of value.
-func Convert(ctx context.Context, source string, dst Files, opts Options) (Result, error) {
+func Convert(ctx context.Context, source Location, dst Files, opts Options) (Result, error) {
 	const op = "convert image"
 	if err := opts.fill(); err != nil {
-		return Result{}, dsec.E(dsec.Invalid, op, source, err)
+		return Result{}, dsec.E(dsec.Invalid, op, source.Source, err)
 	}
 	src, err := open(ctx, source, dst, opts)
 	if err != nil {
-		return Result{}, classify(op, source, err)
+		return Result{}, classify(op, source.Source, err)
 	}
 	defer src.close()
 	res, err := convert(ctx, src, dst, opts)
 	if err != nil {
-		return Result{}, classify(op, source, err)
+		return Result{}, classify(op, source.Source, err)
 	}
 	return res, nil
 }

@@ -103,7 +103,11 @@ func tryConvert(t testing.TB, source string, opts Options) (converted, error) {
 		t.Fatal(err)
 	}
 	defer scratch.Close()
-	res, err := Convert(context.Background(), source, Files{Meta: meta, Data: data, Scratch: scratch}, opts)
+	loc, err := Locate(source)
+	if err != nil {
+		return converted{}, err
+	}
+	res, err := Convert(context.Background(), loc, Files{Meta: meta, Data: data, Scratch: scratch}, opts)
 	return converted{res, meta.Name(), data.Name()}, err
 }
 

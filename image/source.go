@@ -27,43 +27,73 @@ func (o *opened) close() {
 	}
 }
 
-// open finds out what a source is. A scheme says it: "docker://REF",
+// Kind says where a source is, and so what it takes to read it.
+type Kind string
+
+const (
+	KindRegistry  Kind = "registry"  // needs the network and perhaps credentials
+	KindFile      Kind = "file"      // one file: a root file system tar or an image archive
+	KindLayout    Kind = "layout"    // a directory that holds an OCI image layout
+	KindDirectory Kind = "directory" // a tree to take as it is
+)
+
+// Location is a source whose name was understood.
+type Location struct {
+	Source  string `json:"source"` // as it was given
+	Kind    Kind   `json:"kind"`
+	Path    string `json:"path"`              // of what is on this machine; else the reference
+	Tag     string `json:"tag,omitempty"`     // one image among several
+	Archive bool   `json:"archive,omitempty"` // a file is an image, whatever it looks like
+	Tar     bool   `json:"tar,omitempty"`     // a file is a root file system, whatever it looks like
+}
+
+// Locate finds out what a source is. A scheme says it: "docker://REF",
 // "oci:PATH[:TAG]", "docker-archive:PATH[:TAG]", "tar:PATH", "dir:PATH".
-// Without one, what exists as a path is looked into, and anything else is a
+// Without one, what exists as a path is looked at, and anything else is a
 // reference to a registry.
-func open(ctx context.Context, source string, files Files, opts Options) (*opened, error) {
-	scratch := files.Scratch
-	if files.Input != nil {
-		return openStream(ctx, files.Input, asked{}, scratch, opts)
-	}
+func Locate(source string) (Location, error) {
+	l := Location{Source: source, Kind: KindRegistry, Path: source}
 	if ref, ok := strings.CutPrefix(source, "docker://"); ok {
-		return openRegistry(ctx, ref, opts)
+		l.Path = ref
+		return l, nil
 	}
 	if file, ok := strings.CutPrefix(source, "dir:"); ok {
-		return openDir(file)
+		l.Kind, l.Path = KindDirectory, file
+		return l, nil
 	}
 	if file, ok := strings.CutPrefix(source, "tar:"); ok {
-		return openFile(ctx, file, asked{tar: true}, scratch, opts)
+		l.Kind, l.Path, l.Tar = KindFile, file, true
+		return l, nil
 	}
 	for _, scheme := range []string{"oci:", "docker-archive:"} {
 		if rest, ok := strings.CutPrefix(source, scheme); ok {
-			file, tag := splitTag(rest)
-			return openPath(ctx, file, asked{tag: tag, archive: true}, scratch, opts)
+			l.Path, l.Tag = splitTag(rest)
+			l.Archive = true
+			return l.look()
 		}
 	}
-	if _, err := os.Stat(source); err == nil {
-		return openPath(ctx, source, asked{}, scratch, opts)
-	} else if strings.HasPrefix(source, "/") || strings.HasPrefix(source, ".") {
-		return nil, err
+	if _, err := os.Stat(source); err == nil || strings.HasPrefix(source, "/") || strings.HasPrefix(source, ".") {
+		return l.look()
 	}
-	return openRegistry(ctx, source, opts)
+	return l, nil
 }
 
-// asked is what the name of a source says about its content.
-type asked struct {
-	tag     string // of one image among several
-	archive bool   // it is an image
-	tar     bool   // it is a root file system
+// look tells a layout from a tree, and a directory from a file.
+func (l Location) look() (Location, error) {
+	st, err := os.Stat(l.Path)
+	if err != nil {
+		return l, classify("find source", l.Source, err)
+	}
+	_, noLayout := os.Stat(filepath.Join(l.Path, "oci-layout"))
+	switch {
+	case !st.IsDir():
+		l.Kind = KindFile
+	case l.Archive || noLayout == nil:
+		l.Kind = KindLayout
+	default:
+		l.Kind = KindDirectory
+	}
+	return l, nil
 }
 
 // splitTag cuts a tag off a path, unless the whole is a path that exists.
@@ -77,24 +107,32 @@ func splitTag(s string) (file, tag string) {
 	return s, ""
 }
 
-// openPath tells a layout from a root file system, and an archive from a tar,
-// by what is in it.
-func openPath(ctx context.Context, file string, a asked, scratch *os.File, opts Options) (*opened, error) {
-	st, err := os.Stat(file)
+// open makes a located source ready to be read. What the caller has opened
+// already is used, not opened again.
+func open(ctx context.Context, l Location, files Files, opts Options) (*opened, error) {
+	switch l.Kind {
+	case KindRegistry:
+		return openRegistry(ctx, l.Path, opts)
+	case KindDirectory:
+		return openDir(l.Path)
+	case KindLayout:
+		if files.Layout != nil {
+			return openLayout(ctx, dirArchive{files.Layout}, l.Tag, opts)
+		}
+		root, err := os.OpenRoot(l.Path)
+		if err != nil {
+			return nil, err
+		}
+		return closing(root.Close)(openLayout(ctx, dirArchive{root}, l.Tag, opts))
+	}
+	if files.Input != nil {
+		return openStream(ctx, l, files.Input, files.Scratch, opts)
+	}
+	f, err := os.Open(l.Path)
 	if err != nil {
 		return nil, err
 	}
-	if !st.IsDir() {
-		return openFile(ctx, file, a, scratch, opts)
-	}
-	if _, err := os.Stat(filepath.Join(file, "oci-layout")); err != nil && !a.archive {
-		return openDir(file)
-	}
-	root, err := os.OpenRoot(file)
-	if err != nil {
-		return nil, err
-	}
-	return closing(root.Close)(openLayout(ctx, dirArchive{root}, a.tag, opts))
+	return closing(f.Close)(openStream(ctx, l, f, files.Scratch, opts))
 }
 
 func openDir(file string) (*opened, error) {
@@ -106,14 +144,6 @@ func openDir(file string) (*opened, error) {
 		return nil, dsec.Errorf(dsec.Invalid, "open source", file, "not a directory")
 	}
 	return &opened{layers: []layerSource{dirLayer{root: file}}}, nil
-}
-
-func openFile(ctx context.Context, file string, a asked, scratch *os.File, opts Options) (*opened, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	return closing(f.Close)(openStream(ctx, f, a, scratch, opts))
 }
 
 // closing adds what to close to a source, or closes it if there is none.
@@ -129,13 +159,13 @@ func closing(c func() error) func(*opened, error) (*opened, error) {
 
 // openStream looks at the first member of a tar: an image archive starts with
 // what no root file system has. A pipe can only be a root file system.
-func openStream(ctx context.Context, f *os.File, a asked, scratch *os.File, opts Options) (*opened, error) {
+func openStream(ctx context.Context, l Location, f, scratch *os.File, opts Options) (*opened, error) {
 	plain := tarLayer{open: func(context.Context) (io.ReadCloser, error) { return decompress(f, opts.MaxRatio) }}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return &opened{layers: []layerSource{plain}}, nil
 	}
-	image := a.archive
-	if !image && !a.tar {
+	image := l.Archive
+	if !image && !l.Tar {
 		var err error
 		if image, err = isImageArchive(f, opts); err != nil {
 			return nil, err
@@ -159,9 +189,9 @@ func openStream(ctx context.Context, f *os.File, a asked, scratch *os.File, opts
 		return nil, err
 	}
 	if files.has("index.json") && files.has("oci-layout") {
-		return openLayout(ctx, files, a.tag, opts)
+		return openLayout(ctx, files, l.Tag, opts)
 	}
-	return openSaved(files, a.tag, opts)
+	return openSaved(files, l.Tag, opts)
 }
 
 // isImageArchive reports whether the tar has the files of an image archive at
