@@ -81,6 +81,8 @@ class AsyncClient:
     a fork: each gets connections of its own.
     """
 
+    endpoint: Endpoint
+
     def __init__(self, where: str | None = None, api_key: str | None = None, *, timeout: float = 60.0,
                  retries: int = 6, patience: float = 60.0) -> None:
         self.endpoint = find(where, api_key)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class AsyncPort:
     """HTTP to a port of a sandbox. Nothing has to listen yet; see ``wait``."""
 
+    number: int
+
     def __init__(self, client: AsyncClient, sandbox: str, number: int) -> None:
         if not 0 < number < 65536:
             raise ValueError(f"{number} is no port")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import signal as signals
 from typing import TYPE_CHECKING, AsyncIterator
@@ -72,6 +73,9 @@ class AsyncOutputStream:
 
 class AsyncProcess:
     """A command in a sandbox. It outlives this object and its connection: see ``AsyncSandbox.attach``."""
+
+    stdout: AsyncOutputStream
+    stderr: AsyncOutputStream
 
     def __init__(self, sandbox: AsyncSandbox, sub: Sub, written: int = 0) -> None:
         self._sandbox = sandbox
@@ -168,8 +172,6 @@ class AsyncProcess:
 
 async def _ended(sub: Sub) -> Ended:
     """Like awaiting the future, but cancelling the waiter does not cancel it."""
-    import asyncio
-
     return await asyncio.shield(sub.ended)
 
 

@@ -32,6 +32,8 @@ class AsyncSandbox:
     Every method raises SandboxGone once the sandbox has ended.
     """
 
+    index: int | None
+
     def __init__(self, client: AsyncClient, info: SandboxInfo, index: int | None = None) -> None:
         self._client = client
         self._info = info

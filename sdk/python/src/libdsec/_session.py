@@ -18,7 +18,7 @@ import secrets
 import signal as signals
 from typing import TYPE_CHECKING, Any, Awaitable, Mapping, TypeVar
 
-from ._process import AsyncProcess
+from ._process import AsyncProcess, raise_for
 from ._transport import new_key
 from .errors import DsecError, ExecTimeout, SandboxGone, SessionLost
 from .types import OnLimit, Result, Size
@@ -139,8 +139,6 @@ class AsyncSession:
         if result.exit_code == NO_SHELL and await self._ended(0.2):
             raise self._lost()
         if check:
-            from ._process import raise_for
-
             raise_for(self._sandbox.id, result, check=True)
         return result
 
