@@ -108,7 +108,7 @@ func TestD13_WritesStopAtTheLimit(t *testing.T) {
 			t.Errorf("wrote %d of 45 MiB with %v, want about 32 MiB and a full disk", n, err)
 		}
 		u, err := p.Usage(t.Context(), "a")
-		if err != nil || u.Limit < 30<<20 || u.Limit > 32<<20 || u.Used > 32<<20 || u.Used < n-1<<20 {
+		if err != nil || u.Limit != 32<<20 || u.Used > 32<<20 || u.Used < n-1<<20 {
 			t.Errorf("usage %+v %v, want about %d of 32 MiB", u, err, n)
 		}
 		other, err := p.Create(t.Context(), "b", 8<<20, Owner{})
@@ -136,7 +136,11 @@ func TestResizeLetsItGrow(t *testing.T) {
 		if _, err := fill(t, dir, "one", 20<<20); !isFull(err) {
 			t.Errorf("20 of 16 MiB: %v", err)
 		}
-		if err := p.Resize(t.Context(), "a", 64<<20); err != nil {
+		err = p.Resize(t.Context(), "a", 64<<20)
+		if errors.Is(err, dsec.Unsupported.Err()) {
+			t.Skip(err)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		if n, err := fill(t, dir, "two", 20<<20); err != nil {
