@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +58,23 @@ func TestNewMountNSHoldsOnlyAnEmptyTmpfs(t *testing.T) {
 	if _, err := os.Stat("/proc/self/status"); err != nil {
 		t.Fatalf("the test's own threads moved: %v", err)
 	}
+}
+
+func TestOnThreadNeverUsesTheMainThread(t *testing.T) {
+	var wg sync.WaitGroup
+	for range 200 {
+		wg.Go(func() {
+			if err := OnThread(func() error {
+				if unix.Gettid() == unix.Getpid() {
+					return errors.New("on the main thread")
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func TestFSReportsWhatTheKernelSaid(t *testing.T) {

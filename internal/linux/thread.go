@@ -13,8 +13,15 @@ import (
 func OnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		done <- f()
+		runtime.LockOSThread()
+		// The main thread never ends, and /proc/self shows what it sees: while it is
+		// locked here, another one is used.
+		if unix.Gettid() == unix.Getpid() {
+			done <- OnThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- f() // still locked, so the thread ends with the goroutine
 	}()
 	return <-done
 }
