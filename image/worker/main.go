@@ -163,7 +163,11 @@ func (j *job) drop() error {
 	if err := errors.Join(syscall.Setgroups(nil), syscall.Setresgid(j.GID, j.GID, j.GID), syscall.Setresuid(j.UID, j.UID, j.UID)); err != nil {
 		return fmt.Errorf("become user %d: %w", j.UID, err)
 	}
-	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); errno != 0 && errno != syscall.ENOTSUP {
+	// In a build with cgo only this thread can be told. That is enough where
+	// there is no file left to execute.
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); errno == syscall.ENOTSUP {
+		return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	} else if errno != 0 {
 		return fmt.Errorf("set no_new_privs: %w", errno)
 	}
 	return nil
