@@ -31,7 +31,7 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	if err != nil {
 		return nil, r.explain(op, sb, err)
 	}
-	return p, nil
+	return &command{p, sb}, nil
 }
 
 // explain says that the sandbox has ended where that is why a call on the hold failed.
@@ -109,10 +109,16 @@ func first(s ...string) string {
 
 // Process finds a command that runs or waits for Release.
 func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (process.Process, error) {
-	if _, err := r.findInside("find command in sandbox", id); err != nil {
+	const op = "find command in sandbox"
+	sb, err := r.findInside(op, id)
+	if err != nil {
 		return nil, err
 	}
-	return r.hold.Process(ctx, string(id), exec)
+	p, err := r.hold.Process(ctx, string(id), exec)
+	if err != nil {
+		return nil, (&command{sb: sb}).translate(err)
+	}
+	return &command{p, sb}, nil
 }
 
 // userCache is what was last read of the account files, and from which version

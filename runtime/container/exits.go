@@ -101,10 +101,12 @@ func (r *Runtime) execEnded(ctx context.Context, sb *sandbox, exec string, res p
 			fmt.Sprintf("limit %d bytes, peak %d bytes", res.OOMLimit, res.OOMPeak)}}
 	case !isMain:
 		return
-	case res.ExitCode == 0:
-		x = runtime.Exit{Cause: dsec.CauseCompleted, By: dsec.InducedBySelf, Evidence: []string{"the main process exited with 0"}}
-	default:
-		x = runtime.Exit{Cause: dsec.CauseAgentError, By: dsec.InducedBySelf, Evidence: []string{mainEnd(res)}}
+	case res.Signal != 0:
+		x = runtime.Exit{Cause: dsec.CauseAgentError, By: dsec.InducedBySelf, Evidence: []string{
+			fmt.Sprintf("the main process was ended by signal %d (%s)", res.Signal, syscall.Signal(res.Signal))}}
+	default: // an exit code is what the command says, not how the sandbox fared
+		x = runtime.Exit{Cause: dsec.CauseCompleted, By: dsec.InducedBySelf, Evidence: []string{
+			fmt.Sprintf("the main process exited with %d", res.ExitCode)}}
 	}
 	if !r.end(sb, x) {
 		return
@@ -112,13 +114,6 @@ func (r *Runtime) execEnded(ctx context.Context, sb *sandbox, exec string, res p
 	if err := r.hold.KillSandbox(ctx, string(sb.id)); err != nil {
 		r.log.Warn("end a sandbox after its main process", "sandbox", sb.id, "err", err)
 	}
-}
-
-func mainEnd(res process.Result) string {
-	if res.Signal != 0 {
-		return fmt.Sprintf("the main process was ended by signal %d (%s)", res.Signal, syscall.Signal(res.Signal))
-	}
-	return fmt.Sprintf("the main process exited with %d", res.ExitCode)
 }
 
 // initEnd says why PID 1 is gone. Inside, nothing can send it SIGKILL; it ends

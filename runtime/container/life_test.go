@@ -1,0 +1,604 @@
+package container
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/failpoint"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/internal/leak"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// exitOf waits for the unasked end of a sandbox.
+func (w *world) exitOf(t *testing.T, id dsec.SandboxID) runtime.Exit {
+	t.Helper()
+	select {
+	case x := <-w.r.Exits():
+		if x.ID != id {
+			t.Fatalf("exit of %s, want %s", x.ID, id)
+		}
+		return x
+	case <-time.After(10 * time.Second):
+		t.Fatal("no exit within 10 s")
+	}
+	return runtime.Exit{}
+}
+
+func withMain(argv ...string) func(*runtime.Request) {
+	return func(r *runtime.Request) { r.Spec.Command = argv }
+}
+
+func TestMainProcessEndIsTheSandboxsEnd(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct {
+		script string
+		cause  dsec.Cause
+		says   string
+	}{
+		{"exit 0", dsec.CauseCompleted, "exited with 0"},
+		{"exit 3", dsec.CauseCompleted, "exited with 3"},
+		{"kill -SEGV $$", dsec.CauseAgentError, "signal 11"},
+		{"exec head -c 400m /dev/zero | exec tail", dsec.CauseOOM, "limit"},
+	} {
+		id := w.create(t, withMain("sh", "-c", c.script), func(r *runtime.Request) { r.Spec.Limits.Memory = 64 << 20 })
+		x := w.exitOf(t, id)
+		if x.Cause != c.cause || x.By != dsec.InducedBySelf || !strings.Contains(strings.Join(x.Evidence, ";"), c.says) {
+			t.Errorf("%s: %+v", c.script, x)
+		}
+		if _, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"true"}}); !errors.Is(err, dsec.SandboxGone.Err()) {
+			t.Errorf("%s: exec after the end: %v", c.script, err)
+		}
+		must(t, w.r.Stop(t.Context(), id, 0))
+		must(t, w.r.Destroy(t.Context(), id))
+	}
+	w.wantNothing(t)
+}
+
+func TestI1OOMEndsTheCommandAndNotTheSandbox(t *testing.T) {
+	w := newWorld(t)
+	small := func(r *runtime.Request) { r.Spec.Limits.Memory = 64 << 20 }
+	id := w.create(t, small)
+	o := w.run(t, id, process.Spec{Argv: []string{"sh", "-c", "head -c 400m /dev/zero | tail > /dev/null; exit $?"}})
+	if !o.OOM || o.ExitCode != 137 || o.OOMLimit != 64<<20 || o.OOMPeak < 32<<20 {
+		t.Errorf("%+v", o.Result)
+	}
+	w.want(t, id, "echo alive", "alive\n")
+	if o := w.sh(t, id, "kill -9 $$"); o.OOM || o.ExitCode != 137 {
+		t.Errorf("a plain SIGKILL: %+v", o.Result)
+	}
+	id = w.create(t, small, func(r *runtime.Request) { r.Spec.OOM = dsec.OOMSandbox })
+	p, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"sh", "-c", "head -c 400m /dev/zero | tail > /dev/null; exit $?"}})
+	must(t, err)
+	if x := w.exitOf(t, id); x.Cause != dsec.CauseOOM || x.By != dsec.InducedBySelf || len(x.Evidence) == 0 {
+		t.Errorf("%+v", x)
+	}
+	if res, err := p.Wait(t.Context()); err != nil || !res.OOM {
+		t.Errorf("%+v %v", res, err)
+	}
+}
+
+// pid1 is the host pid of a sandbox's PID 1.
+func (w *world) pid1(t *testing.T, id dsec.SandboxID) int {
+	t.Helper()
+	known, err := w.hold.List(t.Context())
+	must(t, err)
+	for _, s := range known {
+		if s.ID == string(id) {
+			return s.PID
+		}
+	}
+	t.Fatalf("the hold does not know %s", id)
+	return 0
+}
+
+func TestLossOfInitIsReportedAndAcknowledged(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t)
+	must(t, syscall.Kill(w.pid1(t, id), syscall.SIGKILL))
+	x := w.exitOf(t, id)
+	if x.Cause != dsec.CauseUnknown || !strings.Contains(strings.Join(x.Evidence, ";"), "PID 1") {
+		t.Errorf("%+v", x)
+	}
+	if _, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"true"}}); !errors.Is(err, dsec.SandboxGone.Err()) {
+		t.Errorf("exec: %v", err)
+	}
+	// Nobody acknowledged it: the next process reports it again.
+	must(t, w.r.Close())
+	w.openRuntime(t)
+	if y := w.exitOf(t, id); y.Cause != x.Cause {
+		t.Errorf("again: %+v", y)
+	}
+	must(t, w.r.Stop(t.Context(), id, 0))
+	must(t, w.r.Close())
+	w.openRuntime(t)
+	select {
+	case x := <-w.r.Exits():
+		t.Errorf("reported after the acknowledgement: %+v", x)
+	case <-time.After(50 * time.Millisecond):
+	}
+	steps, err := w.r.Start(t.Context(), id)
+	must(t, err)
+	if len(steps) == 0 {
+		t.Error("a start without steps")
+	}
+	w.want(t, id, "echo alive", "alive\n")
+}
+
+func TestStopKeepsTheDiskAndStartGoesOn(t *testing.T) {
+	everyPlan(t, func(t *testing.T, w *world) {
+		id := w.create(t, withMain("sh", "-c", "trap 'echo asked > /asked; exit 0' TERM; while :; do sleep 1 & wait; done"))
+		w.want(t, id, "echo kept > /f; rm /bin/tac 2>/dev/null; mv /home /house; id -u", "0\n")
+		uid := w.r.sandboxes[id].record().UID
+		must(t, w.r.Stop(t.Context(), id, 5*time.Second))
+		must(t, w.r.Stop(t.Context(), id, 0))
+		if _, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"true"}}); !errors.Is(err, dsec.IllegalState.Err()) {
+			t.Errorf("exec while stopped: %v", err)
+		}
+		if s, err := w.r.Stats(t.Context(), id); err != nil || s.MemoryPeak == 0 || s.Disk == 0 {
+			t.Errorf("stats of a stopped one: %+v %v", s, err)
+		}
+		for range 2 {
+			_, err := w.r.Start(t.Context(), id)
+			must(t, err)
+		}
+		w.want(t, id, "cat /f /asked; ls -d /house/user; echo 2 >> /f", "kept\nasked\n/house/user\n")
+		if now := w.r.sandboxes[id].record(); now.UID != uid || now.Starts != 2 {
+			t.Errorf("uid %d was %d, starts %d", now.UID, uid, now.Starts)
+		}
+		must(t, w.r.Stop(t.Context(), id, 0))
+		_, err := w.r.Start(t.Context(), id)
+		must(t, err)
+		w.want(t, id, "cat /f", "kept\n2\n")
+	})
+}
+
+func TestANewProcessFindsEverything(t *testing.T) {
+	everyPlan(t, func(t *testing.T, w *world) {
+		idle, paused, halted := w.create(t), w.create(t), w.create(t)
+		main := w.create(t, withMain("sleep", "1000"))
+		w.want(t, idle, "echo here > /f", "")
+		p, err := w.r.Exec(t.Context(), idle, process.Spec{ID: "loop", Argv: []string{"sh", "-c", "i=0; while test $i -lt 30; do echo $i; i=$((i+1)); sleep 0.01; done; exit 7"}})
+		must(t, err)
+		must(t, w.r.Pause(t.Context(), paused))
+		must(t, w.r.Stop(t.Context(), halted, 0))
+		w.close(t)
+		w.open(t)
+		list, err := w.r.List(t.Context())
+		must(t, err)
+		got := map[dsec.SandboxID]runtime.Status{}
+		for _, s := range list {
+			got[s.ID] = s
+		}
+		if len(got) != 4 || !got[idle].Running || got[idle].Paused || !got[paused].Paused || got[halted].Running || !got[main].Running {
+			t.Errorf("found %+v", list)
+		}
+		if !slices.Contains(got[idle].Execs, "loop") || !slices.Contains(got[main].Execs, mainID) {
+			t.Errorf("commands %v and %v", got[idle].Execs, got[main].Execs)
+		}
+		p, err = w.r.Process(t.Context(), idle, "loop")
+		must(t, err)
+		if res, err := p.Wait(t.Context()); err != nil || res.ExitCode != 7 || res.Stdout.Total != 80 {
+			t.Errorf("%+v %v", res, err)
+		}
+		w.want(t, idle, "cat /f; echo $HOME", "here\n/root\n")
+		must(t, w.r.Resume(t.Context(), paused))
+		w.want(t, paused, "echo on", "on\n")
+		_, err = w.r.Start(t.Context(), halted)
+		must(t, err)
+		w.want(t, halted, "echo on", "on\n")
+		// A new sandbox shares nothing with the old ones.
+		w.want(t, w.create(t), "test -e /f || echo clean", "clean\n")
+		must(t, w.r.Destroy(t.Context(), main))
+	})
+}
+
+func TestHoldsEndIsNodeLost(t *testing.T) {
+	w := newWorld(t)
+	id, halted := w.create(t), w.create(t)
+	must(t, w.r.Stop(t.Context(), halted, 0))
+	must(t, syscall.Kill(w.hold.Info().PID, syscall.SIGKILL))
+	if x := w.exitOf(t, id); x.Cause != dsec.CauseInfraNodeLost || x.By != dsec.InducedByPlatform {
+		t.Errorf("%+v", x)
+	}
+	must(t, w.r.Close())
+	must(t, w.mounts.Close())
+	must(t, w.disks.Close())
+	must(t, w.groups.Close())
+	_ = w.hold.Close() // the other end is gone
+	w.open(t)
+	if x := w.exitOf(t, id); x.Cause != dsec.CauseInfraNodeLost {
+		t.Errorf("after the restart: %+v", x)
+	}
+	must(t, w.r.Destroy(t.Context(), id))
+	_, err := w.r.Start(t.Context(), halted)
+	must(t, err)
+	w.want(t, halted, "echo alive", "alive\n")
+}
+
+func TestG5FaultAtEveryStepLeavesNothing(t *testing.T) {
+	everyPlan(t, func(t *testing.T, w *world) {
+		req := func() runtime.Request { return request(t, withMain("sleep", "100")) }
+		stop := failpoint.Record()
+		id := w.create(t)
+		names := stop()
+		must(t, w.r.Destroy(t.Context(), id))
+		names = slices.DeleteFunc(names, func(n string) bool { return !strings.HasPrefix(n, "container.create.") })
+		if len(names) != 22 {
+			t.Fatalf("failpoints %v", names)
+		}
+		before := leak.Take(w.name)
+		for _, n := range names {
+			disarm := failpoint.Arm(n, failpoint.Once(errors.New("broken on purpose")))
+			_, err := w.r.Create(t.Context(), req())
+			disarm()
+			if err == nil || !strings.Contains(err.Error(), "broken on purpose") || strings.Contains(err.Error(), "undo") {
+				t.Errorf("%s: %v", n, err)
+			}
+			w.wantNothing(t)
+			// Cancellation at the same place.
+			ctx, cancel := context.WithCancel(t.Context())
+			disarm = failpoint.Arm(n, failpoint.Call(cancel))
+			_, err = w.r.Create(ctx, req())
+			disarm()
+			if n != "container.create.main.after" && !errors.Is(err, dsec.Canceled.Err()) {
+				t.Errorf("%s cancelled: %v", n, err)
+			}
+			if err != nil {
+				w.wantNothing(t)
+			} else {
+				w.destroyAll(t)
+			}
+		}
+		w.wantNothingSince(t, before)
+	})
+}
+
+// wantNothingSince waits until the machine is as it was: network namespaces
+// end a little after the last process in them.
+func (w *world) wantNothingSince(t *testing.T, before leak.Snapshot) {
+	t.Helper()
+	var left []string
+	eventually(t, "nothing is left", func() bool {
+		left = slices.DeleteFunc(leak.Take(w.name).Since(before), isShared)
+		return len(left) == 0
+	})
+}
+
+func (w *world) destroyAll(t *testing.T) {
+	t.Helper()
+	list, err := w.r.List(t.Context())
+	must(t, err)
+	for _, s := range list {
+		must(t, w.r.Destroy(t.Context(), s.ID))
+	}
+}
+
+func TestG5FaultAtEveryStepOfAStartLeavesItStopped(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t)
+	w.want(t, id, "echo kept > /f", "")
+	must(t, w.r.Stop(t.Context(), id, 0))
+	stop := failpoint.Record()
+	_, err := w.r.Start(t.Context(), id)
+	names := stop()
+	must(t, err)
+	must(t, w.r.Stop(t.Context(), id, 0))
+	for _, n := range names {
+		if !strings.HasPrefix(n, "container.start.") {
+			continue
+		}
+		disarm := failpoint.Arm(n, failpoint.Once(errors.New("broken on purpose")))
+		_, err := w.r.Start(t.Context(), id)
+		disarm()
+		if err == nil {
+			t.Errorf("%s: no error", n)
+		}
+		if groups, err := w.groups.List(); err != nil || len(groups) > 0 {
+			t.Errorf("%s: control groups %v %v", n, groups, err)
+		}
+		known, err := w.hold.List(t.Context())
+		if err != nil || slices.ContainsFunc(known, func(s hold.SandboxInfo) bool { return !s.Ended }) {
+			t.Errorf("%s: the hold knows %v %v", n, known, err)
+		}
+	}
+	_, err = w.r.Start(t.Context(), id)
+	must(t, err)
+	w.want(t, id, "cat /f", "kept\n")
+}
+
+// killedEnv makes this test binary an agent that dies on its way.
+const killedEnv = "DSEC_CONTAINER_TEST_KILLED"
+
+// TestG6AgentKilledAtEveryStep: another process creates, starts or destroys a
+// sandbox and is killed at each failpoint; the next one cleans up or goes on.
+func TestG6AgentKilledAtEveryStep(t *testing.T) {
+	if os.Getenv(killedEnv) != "" {
+		killedAgent(t)
+		return
+	}
+	w := newWorld(t)
+	stop := failpoint.Record()
+	id := w.create(t, withMain("sleep", "100"))
+	names := stop()
+	must(t, w.r.Destroy(t.Context(), id))
+	for _, n := range names {
+		if !strings.HasPrefix(n, "container.create.") {
+			continue
+		}
+		w.close(t)
+		req := dsec.NewSandboxID("t")
+		cmd := exec.Command(os.Args[0], "-test.run=TestG6AgentKilledAtEveryStep$")
+		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{n, w.dir, w.name, string(req), fmt.Sprint(w.uidBase), baseLayer(t).Meta}, "\x1f"))
+		out, err := cmd.CombinedOutput()
+		if ee, ok := errors.AsType[*exec.ExitError](err); !ok || ee.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatalf("%s: the agent ended with %v: %s", n, err, out)
+		}
+		w.open(t)
+		list, err := w.r.List(t.Context())
+		must(t, err)
+		if len(list) > 0 && (n != "container.create.main.after" || !list[0].Running) {
+			t.Errorf("%s: %+v", n, list)
+		}
+		must(t, w.r.Destroy(t.Context(), req))
+		w.wantNothing(t)
+	}
+}
+
+func killedAgent(t *testing.T) {
+	f := strings.Split(os.Getenv(killedEnv), "\x1f")
+	w := &world{dir: f[1], name: f[2]}
+	_, err := fmt.Sscan(f[4], &w.uidBase)
+	must(t, err)
+	base.Once.Do(func() {}) // the layer of the other process
+	base.l.Digest = "sha256:killed"
+	base.l.Meta, base.l.Data = f[5], filepath.Join(filepath.Dir(f[5]), "data")
+	w.open(t)
+	failpoint.Arm(f[0], failpoint.Kill())
+	req := request(t, withMain("sleep", "100"))
+	req.ID = dsec.SandboxID(f[3])
+	_, err = w.r.Create(t.Context(), req)
+	t.Errorf("survived: %v", err)
+}
+
+func TestG8LoopsLeaveNothing(t *testing.T) {
+	n := 100
+	if os.Getenv("DSEC_LONG") != "" {
+		n = 2000
+	}
+	w := newWorld(t)
+	w.destroyAll(t)
+	round := func() {
+		id := w.create(t)
+		w.run(t, id, process.Spec{Argv: []string{"true"}})
+		must(t, w.r.Destroy(t.Context(), id))
+	}
+	round()
+	before, fds := leak.Take(w.name), countFDs(t, os.Getpid())
+	holdFDs := countFDs(t, w.hold.Info().PID)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range n / 4 {
+				round()
+			}
+		})
+	}
+	wg.Wait()
+	w.wantNothing(t)
+	w.wantNothingSince(t, before)
+	eventually(t, "descriptors are back to where they were", func() bool {
+		return countFDs(t, os.Getpid()) <= fds+4 && countFDs(t, w.hold.Info().PID) <= holdFDs
+	})
+}
+
+// isShared: v1 groups that say "these CPUs" are made once and stay.
+func isShared(line string) bool {
+	return strings.Contains(line, "/cpus-") || strings.Contains(line, "/dev-")
+}
+
+func countFDs(t *testing.T, pid int) int {
+	t.Helper()
+	e, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	must(t, err)
+	return len(e)
+}
+
+func TestA15DestroyEndsWhatIsInFlight(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t)
+	p, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"sleep", "1000"}})
+	must(t, err)
+	type end struct {
+		res process.Result
+		err error
+	}
+	ended := make(chan end, 1)
+	go func() {
+		res, err := p.Wait(context.Background())
+		ended <- end{res, err}
+	}()
+	must(t, w.r.Destroy(t.Context(), id))
+	select {
+	case e := <-ended:
+		if !errors.Is(e.err, dsec.SandboxGone.Err()) && e.res.Status != process.Killed {
+			t.Errorf("%+v %v", e.res, e.err)
+		}
+	case <-time.After(2 * time.Second):
+		t.Error("the wait hangs")
+	}
+	if err := p.Kill(t.Context()); err != nil && !errors.Is(err, dsec.SandboxGone.Err()) {
+		t.Errorf("second kill: %v", err)
+	}
+}
+
+func TestPauseStopsClocksAndResumeContinues(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t)
+	p, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"sh", "-c", "sleep 0.2; echo done"}, Timeout: time.Second})
+	must(t, err)
+	must(t, w.r.Pause(t.Context(), id))
+	must(t, w.r.Pause(t.Context(), id))
+	if _, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"true"}}); !errors.Is(err, dsec.IllegalState.Err()) {
+		t.Errorf("exec while paused: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 1200*time.Millisecond)
+	if res, err := p.Wait(ctx); err == nil {
+		t.Errorf("ended while paused: %+v", res)
+	}
+	cancel()
+	must(t, w.r.Resume(t.Context(), id))
+	must(t, w.r.Resume(t.Context(), id))
+	res, err := p.Wait(t.Context())
+	must(t, err)
+	if res.Status != process.Exited || res.Held < time.Second {
+		t.Errorf("%+v", res)
+	}
+	must(t, w.r.Pause(t.Context(), id))
+	must(t, w.r.Destroy(t.Context(), id)) // a frozen one can be destroyed
+}
+
+func TestDialReachesLoopbackOfTheSandboxOnly(t *testing.T) {
+	w := newWorld(t)
+	id, other := w.create(t), w.create(t)
+	p, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"nc", "-ll", "-p", "7000", "-e", "cat"}})
+	must(t, err)
+	var c net.Conn
+	eventually(t, "nc listens", func() bool {
+		c, err = w.r.Dial(t.Context(), id, 7000)
+		return err == nil
+	})
+	defer c.Close()
+	_, err = c.Write([]byte("ping"))
+	must(t, err)
+	got := make([]byte, 4)
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "ping" {
+		t.Errorf("%q %v", got, err)
+	}
+	for _, x := range []struct {
+		id   dsec.SandboxID
+		port uint16
+	}{{other, 7000}, {id, 7001}} {
+		if _, err := w.r.Dial(t.Context(), x.id, x.port); !errors.Is(err, dsec.Unavailable.Err()) {
+			t.Errorf("port %d of %s: %v", x.port, x.id, err)
+		}
+	}
+	must(t, p.Kill(t.Context()))
+}
+
+func TestSnapshotIsALayerOfWhatChanged(t *testing.T) {
+	everyPlan(t, func(t *testing.T, w *world) {
+		lower := newLayer(t, func(dir string) error {
+			return errors.Join(os.MkdirAll(dir+"/lib/deep", 0o755), os.WriteFile(dir+"/lib/deep/f", []byte("lower"), 0o644),
+				os.WriteFile(dir+"/gone", nil, 0o644), os.MkdirAll(dir+"/replaced/x", 0o755))
+		})
+		id := w.create(t, func(r *runtime.Request) { r.Layers.Layers = append(r.Layers.Layers, lower) })
+		w.want(t, id, `echo new > /new; chown 1000:1000 /new; chmod 4755 /new; ln /new /hard; ln -s new /soft; rm /gone
+			rm -r /replaced; mkdir /replaced; echo y > /replaced/y; mv /lib /renamed; dd if=/dev/null of=/sparse bs=1M seek=1 2>/dev/null`, "")
+		if err := w.r.Snapshot(t.Context(), id, io.Discard); !errors.Is(err, dsec.IllegalState.Err()) {
+			t.Errorf("of a running one: %v", err)
+		}
+		must(t, w.r.Stop(t.Context(), id, 0))
+		var b bytes.Buffer
+		must(t, w.r.Snapshot(t.Context(), id, &b))
+		got := map[string]*tar.Header{}
+		content := map[string]string{}
+		for r := tar.NewReader(&b); ; {
+			h, err := r.Next()
+			if err == io.EOF {
+				break
+			}
+			must(t, err)
+			got[h.Name] = h
+			c, err := io.ReadAll(io.LimitReader(r, 100))
+			must(t, err)
+			content[h.Name] = string(c)
+		}
+		for _, name := range []string{"new", "soft", "hard", ".wh.gone", "replaced/", "replaced/.wh..wh..opq", "replaced/y", ".wh.lib",
+			"renamed/", "renamed/.wh..wh..opq", "renamed/deep/", "renamed/deep/f", "sparse"} {
+			if got[name] == nil {
+				t.Errorf("no %s", name)
+			}
+		}
+		for name := range got {
+			if strings.HasPrefix(name, "etc/host") || strings.HasPrefix(name, "etc/resolv") || strings.HasPrefix(name, "dev/n") {
+				t.Errorf("holds %s", name)
+			}
+		}
+		if t.Failed() {
+			t.Logf("%v", content)
+			return
+		}
+		// "hard" comes before "new".
+		if h := got["hard"]; h.Uid != 1000 || h.Gid != 1000 || h.Mode != 0o4755 || content["hard"] != "new\n" {
+			t.Errorf("%+v %q", h, content["hard"])
+		}
+		if h := got["new"]; h.Typeflag != tar.TypeLink || h.Linkname != "hard" {
+			t.Errorf("%+v", h)
+		}
+		if content["renamed/deep/f"] != "lower" || got["renamed/deep/f"].Uid != 0 {
+			t.Errorf("renamed file %q %+v", content["renamed/deep/f"], got["renamed/deep/f"])
+		}
+		_, err := w.r.Start(t.Context(), id)
+		must(t, err)
+		w.want(t, id, "cat /renamed/deep/f", "lower")
+		must(t, w.r.Pause(t.Context(), id))
+		must(t, w.r.Snapshot(t.Context(), id, io.Discard))
+	})
+}
+
+func TestProbeSaysWhatWorks(t *testing.T) {
+	w := newWorld(t)
+	rep := w.r.Probe(t.Context())
+	if !rep.OK || rep.Tier != dsec.TierContainer {
+		t.Errorf("%+v", rep)
+	}
+	for _, c := range rep.Checks {
+		t.Logf("%-18s %v %s", c.Name, c.OK, c.Detail)
+		if c.Detail == "" {
+			t.Errorf("%s has no detail", c.Name)
+		}
+	}
+}
+
+func TestG13SameIDCreatedConcurrently(t *testing.T) {
+	w := newWorld(t)
+	req := request(t)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if _, err := w.r.Create(t.Context(), req); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if list, err := w.r.List(t.Context()); err != nil || len(list) != 1 {
+		t.Errorf("%v %v", list, err)
+	}
+	for range 4 {
+		wg.Go(func() {
+			if err := w.r.Destroy(t.Context(), req.ID); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	w.wantNothing(t)
+}
