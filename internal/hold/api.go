@@ -11,7 +11,7 @@ import (
 type Options struct {
 	Socket  string        // path of the unix socket; its directory must exist and be ours
 	Binary  *os.File      // dsec-hold, to run if none runs: embedded.Hold()
-	Command []string      // instead: how to run it, see SelfCommand
+	Command []string      // how to run the hold itself instead, see SelfCommand; file helpers still run Binary
 	Cgroup  string        // directory of the v2 cgroup the hold lives in; made if missing; "" stays where we are
 	Tasks   []string      // v1 "tasks" files it joins
 	Log     string        // file its log is appended to; "" discards it

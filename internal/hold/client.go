@@ -11,7 +11,9 @@ import (
 
 // Shutdown ends every sandbox and the hold itself.
 func (c *Client) Shutdown(ctx context.Context) error {
-	return c.call(ctx, opShutdown, nil, nil, nil)
+	err := c.call(ctx, opShutdown, nil, nil, nil)
+	_ = c.w.c.Close() // it waits for us to leave
+	return err
 }
 
 // Put keeps a descriptor under a name, replacing one that is there.

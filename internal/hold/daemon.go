@@ -85,8 +85,11 @@ func config(args []string) (daemonConfig, error) {
 	return c, json.Unmarshal([]byte(args[1]), &c)
 }
 
-// readyFD is where the daemon says that it listens.
-const readyFD = 3
+// Descriptors the daemon is started with besides stdio.
+const (
+	readyFD  = 3 // where it says that it listens
+	helperFD = 4 // the program that file helpers run
+)
 
 func start(args []string) error {
 	c, err := config(args)
@@ -98,13 +101,13 @@ func start(args []string) error {
 			return err
 		}
 	}
-	ready := os.NewFile(readyFD, "ready")
+	ready, helper := os.NewFile(readyFD, "ready"), os.NewFile(helperFD, "helper")
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return err
 	}
 	_, err = os.StartProcess(fmt.Sprintf("/proc/self/fd/%d", self.Fd()), []string{os.Args[0], roleServe, args[1]}, &os.ProcAttr{
-		Dir: "/", Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, ready}, Sys: &syscall.SysProcAttr{Setsid: true},
+		Dir: "/", Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, ready, helper}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	return err
 }
@@ -142,9 +145,19 @@ func runServer(args []string) error {
 	log.Info("hold listens", "socket", c.Socket, "pid", os.Getpid())
 	go s.accept()
 	go s.sweep()
-	<-s.quit
+	s.own()
 	log.Info("hold ends")
+	s.endForkers()
 	_ = os.Remove(c.Socket)
+	s.mu.Lock()
+	last := s.client
+	s.mu.Unlock()
+	if last != nil { // give the reply to the one who asked time to leave
+		select {
+		case <-last.ctx.Done():
+		case <-time.After(drainMost):
+		}
+	}
 	return nil
 }
 
@@ -172,23 +185,20 @@ func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
 	if err := os.Chmod(c.Socket, 0o600); err != nil {
 		return nil, err
 	}
-	s := &server{socket: c.Socket, version: c.Version, started: time.Now(), log: log, lis: lis, lock: lock, quit: make(chan struct{}),
+	s := &server{socket: c.Socket, version: c.Version, started: time.Now(), log: log, lis: lis, lock: lock, quit: make(chan struct{}), respawn: make(chan respawn),
 		store: map[string]*os.File{}, sandboxes: map[string]*sandbox{}, lingering: map[string]struct{}{}}
-	if s.self, err = os.Open("/proc/self/exe"); err != nil {
+	unix.CloseOnExec(helperFD)
+	s.helper = os.NewFile(helperFD, "helper")
+	if s.image, err = forkerImage(); err != nil {
 		return nil, err
 	}
-	image, err := forkerImage()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = image.Close() }()
 	n := c.Forkers
 	if n <= 0 {
 		n = runtime.NumCPU()
 	}
 	s.forkers = make(chan *forker, n)
 	for range n {
-		k, err := startForker(image)
+		k, err := startForker(s.image)
 		if err != nil {
 			return nil, err
 		}
@@ -198,12 +208,58 @@ func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
 	return s, nil
 }
 
-// watchForker ends the hold if a forker dies: it never does by itself, and a
-// hold without one could start nothing.
+// watchForker notices the end of a forker. None ends by itself while we live;
+// one that was killed is replaced by the thread that owns them.
 func (s *server) watchForker(k *forker) {
-	st, err := k.proc.Wait()
-	s.log.Error("forker ended", "pid", k.proc.Pid, "state", st, "error", err)
+	for {
+		st, err := k.proc.Wait()
+		select {
+		case <-s.quit:
+			close(k.ended)
+			return
+		default:
+		}
+		s.log.Error("forker ended", "pid", k.proc.Pid, "state", st, "error", err)
+		again := make(chan struct{})
+		select {
+		case s.respawn <- respawn{k, again}:
+			<-again
+		case <-s.quit:
+			close(k.ended)
+			return
+		}
+	}
 }
+
+// respawn asks for a new process behind a forker.
+type respawn struct {
+	k    *forker
+	done chan struct{}
+}
+
+// own runs on the thread whose children forkers and sandboxes are, until quit.
+func (s *server) own() {
+	for {
+		select {
+		case <-s.quit:
+			return
+		case r := <-s.respawn:
+			n, err := startForker(s.image)
+			if err != nil {
+				s.log.Error("start forker", "error", err)
+				s.stop()
+				return
+			}
+			r.k.mu.Lock()
+			_ = r.k.c.Close()
+			r.k.c, r.k.proc = n.c, n.proc
+			r.k.mu.Unlock()
+			close(r.done)
+		}
+	}
+}
+
+func (s *server) stop() { s.quitOnce.Do(func() { close(s.quit) }) }
 
 // ctx ends with the hold.
 func (s *server) ctx() context.Context { return context.Background() }
@@ -224,7 +280,16 @@ func (s *server) shutdown(ctx context.Context) {
 		}
 	}
 	_ = s.lis.Close()
-	time.AfterFunc(drainMost, func() { close(s.quit) }) // after the reply
+	s.stop()
+}
+
+// endForkers waits for their end, so that nothing of us is left when we are gone.
+func (s *server) endForkers() {
+	for range cap(s.forkers) {
+		k := <-s.forkers
+		_ = k.c.Close()
+		<-k.ended
+	}
 }
 
 var errRuns = errors.New("a hold runs already")
@@ -264,14 +329,14 @@ func launchDaemon(ctx context.Context, o Options) error {
 		return err
 	}
 	defer func() { _ = r.Close() }()
-	command, done, err := o.command()
+	command, helper, done, err := o.command()
 	if err != nil {
 		_ = w.Close()
 		return err
 	}
 	defer done()
 	argv := append(append([]string{}, command...), roleStart, string(arg))
-	p, err := os.StartProcess(command[0], argv, &os.ProcAttr{Dir: "/", Env: os.Environ(), Files: []*os.File{null, out, out, w},
+	p, err := os.StartProcess(command[0], argv, &os.ProcAttr{Dir: "/", Env: os.Environ(), Files: []*os.File{null, out, out, w, helper},
 		Sys: &syscall.SysProcAttr{Setsid: true}})
 	_ = w.Close()
 	if err != nil {
@@ -300,17 +365,23 @@ func awaitReady(ctx context.Context, r *os.File) error {
 	return fmt.Errorf("it ended while starting: %w", err)
 }
 
-// command is how to run dsec-hold; done is called after the start.
-func (o *Options) command() (argv []string, done func(), err error) {
-	if len(o.Command) > 0 {
-		return o.Command, func() {}, nil
+// command is how to run dsec-hold, and the program its helpers run; done is
+// called after the start.
+func (o *Options) command() (argv []string, helper *os.File, done func(), err error) {
+	if o.Binary == nil && len(o.Command) == 0 {
+		return nil, nil, nil, dsec.Errorf(dsec.Invalid, "start hold", o.Socket, "no binary is given")
 	}
-	if o.Binary == nil {
-		return nil, nil, dsec.Errorf(dsec.Invalid, "start hold", o.Socket, "no binary is given")
+	if helper = o.Binary; helper == nil {
+		helper, err = os.Open(o.Command[0])
+	} else {
+		helper, err = duplicate(helper) // a number above those the child gets
 	}
-	f, err := duplicate(o.Binary) // a number above those the child gets
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	return []string{fmt.Sprintf("/proc/self/fd/%d", fdOf(f))}, func() { _ = f.Close() }, nil
+	done = func() { _ = helper.Close() }
+	if len(o.Command) > 0 {
+		return o.Command, helper, done, nil
+	}
+	return []string{fmt.Sprintf("/proc/self/fd/%d", fdOf(helper))}, helper, done, nil
 }

@@ -22,7 +22,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	MainIfAsked(echoFiles)
+	MainIfAsked(nil)
 	if len(os.Args) > 1 && os.Args[1] == crashRole {
 		crashClient(os.Args[2:])
 	}
@@ -33,12 +33,11 @@ const busybox = "/bin/busybox"
 
 // bed is a hold of a test's own.
 type bed struct {
-	t      *testing.T
-	c      *Client
-	o      Options
-	dir    string
-	group  string // v2 cgroup all of its sandboxes are below
-	before map[string]int
+	t     *testing.T
+	c     *Client
+	o     Options
+	dir   string
+	group string // v2 cgroup all of its sandboxes are below
 }
 
 var serial atomic.Int64
@@ -76,7 +75,7 @@ func unified(t *testing.T) string {
 	return ""
 }
 
-func newBed(t *testing.T) *bed {
+func newBed(t *testing.T, change ...func(*Options)) *bed {
 	t.Helper()
 	needRoot(t)
 	b := &bed{t: t, dir: t.TempDir()}
@@ -85,6 +84,9 @@ func newBed(t *testing.T) *bed {
 		t.Fatal(err)
 	}
 	b.o = Options{Socket: filepath.Join(b.dir, "hold.sock"), Command: SelfCommand(), Cgroup: filepath.Join(b.group, "hold"), Log: filepath.Join(b.dir, "log"), Forkers: 2}
+	for _, f := range change {
+		f(&b.o)
+	}
 	c, err := Ensure(ctx(t), b.o)
 	if err != nil {
 		log, _ := os.ReadFile(b.o.Log)
@@ -103,7 +105,7 @@ func (b *bed) close() {
 		t.Error(err)
 	}
 	_ = b.c.Close()
-	poll(t, "hold to end", func() bool { return unix.Kill(pid, 0) == unix.ESRCH })
+	poll(t, "hold to end", func() bool { return ended(pid) })
 	if t.Failed() {
 		log, _ := os.ReadFile(b.o.Log)
 		t.Logf("log of hold:\n%s", log)
@@ -119,10 +121,14 @@ func (b *bed) close() {
 		if strings.Contains(left[i], "/exec-") {
 			t.Error("left behind:", left[i])
 		}
-		if err := os.Remove(left[i]); err != nil {
-			t.Error(err)
-		}
+		poll(t, "empty "+left[i], func() bool { return os.Remove(left[i]) == nil })
 	}
+}
+
+// ended also counts a process that waits for its parent to reap it.
+func ended(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.HasPrefix(string(b[bytes.LastIndexByte(b, ')'):]), ") Z")
 }
 
 func ctx(t *testing.T) context.Context {

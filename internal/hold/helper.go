@@ -44,7 +44,7 @@ func (s *server) startFiles(w FilesSpec) (*os.File, error) {
 		return nil, dsec.E(dsec.Internal, "start file helper", w.Sandbox, err)
 	}
 	defer func() { _ = null.Close() }()
-	l := &launch{sb: sb, group: w.Cgroup, tasks: w.Tasks, image: image, last: []*os.File{theirs, null, null, s.self}}
+	l := &launch{sb: sb, group: w.Cgroup, tasks: w.Tasks, image: image, last: []*os.File{theirs, null, null, s.helper}}
 	c, _, err := l.run()
 	if err != nil {
 		_ = ours.Close()

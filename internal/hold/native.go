@@ -74,8 +74,9 @@ const (
 // forker is one single-threaded process that forks for us. It serves one
 // request at a time.
 type forker struct {
-	c    *net.UnixConn
-	proc *os.Process
+	c     *net.UnixConn
+	proc  *os.Process
+	ended chan struct{} // closed when it was reaped
 
 	mu sync.Mutex
 }
@@ -118,7 +119,7 @@ func startForker(image *os.File) (*forker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &forker{c: c, proc: p}, nil
+	return &forker{c: c, proc: p, ended: make(chan struct{})}, nil
 }
 
 // call sends a request and waits for its answer.

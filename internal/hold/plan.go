@@ -123,7 +123,7 @@ func compilePlan(in planInput) (*plan, error) {
 		if in.idCount > 5 {
 			pts = append(pts, "gid=5")
 		}
-		p.fs("devpts", "/dev/pts", walled|unix.MOUNT_ATTR_NOEXEC, pts...)
+		p.fs("devpts", "/dev/pts", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC, pts...)
 		p.fs("tmpfs", "/dev/shm", walled|unix.MOUNT_ATTR_NOEXEC, "mode=1777", fmt.Sprintf("size=%d", in.shmSize))
 		p.fs("mqueue", "/dev/mqueue", walled|unix.MOUNT_ATTR_NOEXEC)
 	}

@@ -17,15 +17,18 @@ import (
 
 // server is the hold itself.
 type server struct {
-	socket  string
-	version string
-	started time.Time
-	log     *slog.Logger
-	forkers chan *forker // idle ones
-	self    *os.File     // this program, for helpers
-	lock    *os.File     // held as long as we live
-	quit    chan struct{}
-	lis     *net.UnixListener
+	socket   string
+	version  string
+	started  time.Time
+	log      *slog.Logger
+	forkers  chan *forker // idle ones
+	helper   *os.File     // the program of file helpers
+	lock     *os.File     // held as long as we live
+	image    *os.File     // the forker's program
+	respawn  chan respawn
+	quit     chan struct{}
+	quitOnce sync.Once
+	lis      *net.UnixListener
 
 	mu        sync.Mutex
 	client    *session
@@ -188,7 +191,7 @@ func (c *session) sendEvents() {
 func (c *session) reply(f frame, body any, files []*os.File, err error) {
 	out := frame{op: f.op, id: f.id, files: files}
 	if err != nil {
-		out.flags, out.body = flagError, encodeError(err)
+		out.flags, out.body, out.files = flagError, encodeError(err), nil
 	} else if body != nil {
 		out.body, err = json.Marshal(body)
 		if err != nil {
@@ -197,6 +200,7 @@ func (c *session) reply(f frame, body any, files []*os.File, err error) {
 	}
 	if err := c.w.send(out); err != nil && c.ctx.Err() == nil {
 		c.s.log.Warn("reply", "op", f.op, "error", err)
+		_ = c.w.c.Close() // a client that waits for ever is worse than one that comes back
 	}
 	closeAll(files)
 }

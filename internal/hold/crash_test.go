@@ -1,0 +1,5 @@
+package hold
+
+const crashRole = "crash-client"
+
+func crashClient([]string) {}
