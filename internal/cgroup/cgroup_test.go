@@ -188,7 +188,7 @@ func TestA23_NprocAndOOM(t *testing.T) {
 		}
 		seen <- err
 	}()
-	_, err := output(t, g, "python3 -c 'bytearray(1<<28)'")
+	_, err := output(t, g, "tail /dev/zero")
 	ee, ok := errors.AsType[*exec.ExitError](err)
 	if !ok || ee.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL && ee.ExitCode() != 137 {
 		t.Errorf("the hog ended with %v, want SIGKILL", err)
@@ -250,7 +250,7 @@ func TestKillEndsSetsidChildrenOfOneCommandOnly(t *testing.T) {
 	r := testRoot(t)
 	g := must(r.Create("a", Limits{Memory: 64 << 20}))(t)
 	c1, c2 := must(g.Child("x1"))(t), must(g.Child("x2"))(t)
-	a := start(t, c1, "trap '' TERM; setsid sleep 100 & sleep 100")
+	a := start(t, c1, "trap '' TERM; setsid sleep 100 & sleep 100; :")
 	b := start(t, c2, "sleep 100")
 	eventually(t, "two processes", func() bool { s, _ := c1.root.threads(c1.path); return len(s) >= 3 })
 	if err := c1.Kill(); err != nil {
@@ -312,7 +312,7 @@ func TestUpdateChangesALivingGroup(t *testing.T) {
 	r := testRoot(t)
 	g := must(r.Create("a", Limits{CPU: 1, Visible: 1, Memory: 64 << 20, Pids: 10, Devices: DefaultDevices()}))(t)
 	c := must(g.Child("x"))(t)
-	p := start(t, c, "sleep 100 & sleep 100")
+	p := start(t, c, "sleep 100 & sleep 100; :")
 	eventually(t, "it runs", func() bool { s, _ := r.threads("a"); return len(s) == 3 })
 	for _, l := range []Limits{
 		{CPU: 2, Visible: 2, Memory: 256 << 20, Pids: 100},
