@@ -48,7 +48,7 @@ func (r *Root) limitV2(name string, s settings) error {
 		{"pids.max", orNone(l.Pids, "max")},
 		{"cpu.max", orNone(l.quota(), "max") + " " + strconv.Itoa(period)},
 		{"cpu.weight", strconv.Itoa(orNormal(l.Weight))},
-		{"cpuset.cpus", formatCPUs(s.CPUs)},
+		{"cpuset.cpus", formatCPUs(s.CPUs) + "\n"}, // a write of nothing at all would change nothing
 	} {
 		if f.file == "memory.swap.max" && l.Memory == 0 {
 			continue
