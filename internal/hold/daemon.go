@@ -221,12 +221,17 @@ func (s *server) watchForker(k *forker) {
 		}
 		s.log.Error("forker ended", "pid", k.proc.Pid, "state", st, "error", err)
 		again := make(chan struct{})
-		select {
-		case s.respawn <- respawn{k, again}:
-			<-again
-		case <-s.quit:
-			close(k.ended)
-			return
+		ask := s.respawn
+		for again != nil {
+			select {
+			case ask <- respawn{k, again}:
+				ask = nil
+			case <-again:
+				again = nil
+			case <-s.quit:
+				close(k.ended)
+				return
+			}
 		}
 	}
 }

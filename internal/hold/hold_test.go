@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -473,16 +472,10 @@ func TestEventsAreKeptUntilAcknowledged(t *testing.T) {
 
 func TestFileHelperIsInsideAndUnseen(t *testing.T) {
 	needRoot(t)
-	bin := t.TempDir() + "/helper"
-	build := exec.Command("go", "build", "-o", bin, "./testdata/helper")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // nothing of the machine's is to be found inside
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	program, err := os.Open(bin)
+	helper, err := os.Open(program(t, "helper"))
 	must(t, err)
-	defer func() { _ = program.Close() }()
-	b := newBed(t, func(o *Options) { o.Binary = program })
+	defer func() { _ = helper.Close() }()
+	b := newBed(t, func(o *Options) { o.Binary = helper })
 	x := b.box()
 	group := b.group + "/files"
 	must(t, os.Mkdir(group, 0o755))
