@@ -178,7 +178,7 @@ func registryError(object string, err error) error {
 		}
 		return dsec.E(class, op, object, err)
 	}
-	_, isNet := errors.AsType[net.Error](err)
+	_, isNet := errors.AsType[*net.OpError](err)
 	_, isURL := errors.AsType[*url.Error](err)
 	switch {
 	case errors.Is(err, context.Canceled):

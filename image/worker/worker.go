@@ -156,7 +156,7 @@ func fileClass(err error) dsec.Class {
 // run starts the process, feeds it and reads it until it ends.
 func (w *Worker) run(ctx context.Context, root string, j job, files image.Files) (image.Result, error) {
 	cmd := exec.CommandContext(ctx, w.opts.Exe, Verb)
-	cmd.Env = []string{}
+	cmd.Env = environment()
 	cmd.Dir = "/"
 	cmd.WaitDelay = 5 * time.Second
 	cmd.ExtraFiles = []*os.File{files.Meta, files.Data, files.Scratch}
@@ -328,4 +328,16 @@ func (g *group) remove(log *slog.Logger) {
 	if err := g.g.Remove(ctx); err != nil {
 		log.Warn("control group of an image worker stays", "group", g.g.Name(), "error", strings.TrimSpace(err.Error()))
 	}
+}
+
+// environment is what a worker needs of ours: the way to registries. The
+// resolver of libc would load libraries that its root does not have.
+func environment() []string {
+	env := []string{"GODEBUG=netdns=go"}
+	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"} {
+		if v, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+v)
+		}
+	}
+	return env
 }
