@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -23,10 +24,11 @@ import (
 
 // Config of `dsec up` and of the daemons it starts.
 type Config struct {
-	Data    string  `yaml:"data"` // everything that must survive a reboot
-	Run     string  `yaml:"run"`  // sockets; may be on tmpfs
-	Node    Node    `yaml:"node"`
-	Gateway Gateway `yaml:"gateway"`
+	Instance string  `yaml:"instance"` // names control groups and network of this dsec; unique on the machine
+	Data     string  `yaml:"data"`     // everything that must survive a reboot
+	Run      string  `yaml:"run"`      // sockets; may be on tmpfs
+	Node     Node    `yaml:"node"`
+	Gateway  Gateway `yaml:"gateway"`
 }
 
 // Node is the agent's part.
@@ -62,13 +64,16 @@ type Gateway struct {
 // Default is every default there is.
 func Default() Config {
 	return Config{
-		Data: "/var/lib/dsec",
-		Run:  "/run/dsec",
+		Instance: "main",
+		Data:     "/var/lib/dsec",
+		Run:      "/run/dsec",
 		Node: Node{MaxLive: 4000, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
 			Subnet: "100.96.0.0/14", KeepRecords: 30, RecordBytes: "1GiB"},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192},
 	}
 }
+
+var validInstance = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
 
 // maxFile bounds a configuration file.
 const maxFile = 1 << 20
@@ -104,6 +109,9 @@ func (c *Config) Validate() error {
 		if !filepath.IsAbs(path) {
 			return bad(name, "%s is not absolute", dsec.Quote(path))
 		}
+	}
+	if !validInstance.MatchString(c.Instance) {
+		return bad("instance", "%s, want %s", dsec.Quote(c.Instance), validInstance)
 	}
 	n := c.Node
 	if n.ID != "" {

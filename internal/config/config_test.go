@@ -45,6 +45,7 @@ func TestUnknownFieldIsRefused(t *testing.T) {
 
 func TestWrongValuesNameTheirField(t *testing.T) {
 	for field, spoil := range map[string]func(*Config){
+		"instance":          func(c *Config) { c.Instance = "a/b" },
 		"data":              func(c *Config) { c.Data = "here" },
 		"node.uid_base":     func(c *Config) { c.Node.UIDBase = 1000 },
 		"node.uid_ranges":   func(c *Config) { c.Node.UIDRanges = 1 },

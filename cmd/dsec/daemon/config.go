@@ -29,13 +29,14 @@ const defaultFile = "/etc/dsec/dsec.yaml"
 
 // settings are the flags that the daemon verbs share.
 type settings struct {
-	file, data, run string
+	file, data, run, instance string
 	config.Config
 }
 
 func (s *settings) register(c *cobra.Command) {
 	c.Flags().StringVar(&s.file, "config", "", "configuration file (default "+defaultFile+" if it exists)")
 	c.Flags().StringVar(&s.data, "data", "", "directory of everything that must survive (default from the configuration)")
+	c.Flags().StringVar(&s.instance, "instance", "", "name of this dsec on the machine (default from the configuration)")
 	c.Flags().StringVar(&s.run, "run", "", "directory of sockets (default from the configuration)")
 }
 
@@ -56,12 +57,15 @@ func (s *settings) load() (err error) {
 			return err
 		}
 	}
+	if s.instance != "" {
+		s.Instance = s.instance
+	}
 	return s.Validate()
 }
 
 // args passes the settings on to a child.
 func (s *settings) args() []string {
-	a := []string{"--data", s.Data, "--run", s.Run}
+	a := []string{"--data", s.Data, "--run", s.Run, "--instance", s.Instance}
 	if s.file != "" {
 		a = append(a, "--config", s.file)
 	}
@@ -82,7 +86,7 @@ func (s *settings) holdLog() string    { return filepath.Join(s.Data, "hold.log"
 func (s *settings) secretFile() string { return filepath.Join(s.Data, "secret") }
 func (s *settings) nodeIDFile() string { return filepath.Join(s.Data, "node-id") }
 func (s *settings) adminMade() string  { return filepath.Join(s.Data, "admin-key-made") }
-func (s *settings) cgroupName() string { return "dsec" }
+func (s *settings) cgroupName() string { return "dsec-" + s.Instance }
 
 // nodeID returns the configured id, or the one made at the first start.
 func (s *settings) nodeID() (dsec.NodeID, error) {

@@ -35,9 +35,6 @@ type machine struct {
 // openHold is how long a hold may take to start.
 const openHold = 10 * time.Second
 
-// networkName names the router on the machine.
-const networkName = "main"
-
 // steps opens a machine in boot order; undoing them closes it and ends no
 // sandbox.
 func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
@@ -125,7 +122,7 @@ func poolSize(s *settings) (int64, error) {
 }
 
 func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (netpolicy.Network, error) {
-	c := veth.Config{Name: networkName, Keeper: keeper}
+	c := veth.Config{Name: s.Instance, Keeper: keeper}
 	var err error
 	if c.Subnet, err = netip.ParsePrefix(s.Node.Subnet); err != nil {
 		return nil, err
