@@ -45,6 +45,9 @@ type Location struct {
 	Tag     string `json:"tag,omitempty"`     // one image among several
 	Archive bool   `json:"archive,omitempty"` // a file is an image, whatever it looks like
 	Tar     bool   `json:"tar,omitempty"`     // a file is a root file system, whatever it looks like
+	// Whiteouts: in such a tar, names that start with .wh. have the meaning
+	// that OCI gives them.
+	Whiteouts bool `json:"whiteouts,omitempty"`
 }
 
 // Locate finds out what a source is. A scheme says it: "docker://REF",
@@ -160,7 +163,7 @@ func closing(c func() error) func(*opened, error) (*opened, error) {
 // openStream looks at the first member of a tar: an image archive starts with
 // what no root file system has. A pipe can only be a root file system.
 func openStream(ctx context.Context, l Location, f, scratch *os.File, opts Options) (*opened, error) {
-	plain := tarLayer{open: func(context.Context) (io.ReadCloser, error) { return decompress(f, opts.MaxRatio) }}
+	plain := tarLayer{oci: l.Whiteouts, open: func(context.Context) (io.ReadCloser, error) { return decompress(f, opts.MaxRatio) }}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return &opened{layers: []layerSource{plain}}, nil
 	}

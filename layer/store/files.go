@@ -24,14 +24,14 @@ func (s *Store) writeFile(name string, content []byte) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
-	return syncDir(filepath.Dir(s.path(name)))
+	return syncFile(filepath.Dir(s.path(name)))
 }
 
-// syncDir makes the names in a directory durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
+// syncFile makes a file, or the names in a directory, durable.
+func syncFile(name string) error {
+	f, err := os.Open(name)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(f.Sync(), f.Close())
 }

@@ -4,10 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,27 +18,24 @@ import (
 	"github.com/opendsec/dsec/layer"
 )
 
-// job is one conversion that any number of callers wait for.
-type job struct {
-	done chan struct{}
-	info layer.Info
-	err  error
-}
-
-// Import makes a layer of a source and points the tag to it, unless the tag is
-// empty. Concurrent imports of one source with equal options convert it once.
+// Import makes a layer of a source (see image.Locate) and points the tag to it,
+// unless the tag is empty. Concurrent imports of one source with equal options
+// convert it once.
 func (s *Store) Import(ctx context.Context, source, tag string, opts image.Options) (layer.Info, error) {
-	if tag != "" {
-		if _, err := tagFile(tag); err != nil {
-			return layer.Info{}, err
-		}
+	const op = "import layer"
+	if err := checkTag(tag); err != nil {
+		return layer.Info{}, err
 	}
-	key, err := json.Marshal([]any{source, opts})
+	loc, err := image.Locate(source)
 	if err != nil {
-		return layer.Info{}, dsec.E(dsec.Internal, "import layer", source, err)
+		return layer.Info{}, err
+	}
+	key, err := json.Marshal([]any{loc, opts})
+	if err != nil {
+		return layer.Info{}, dsec.E(dsec.Internal, op, source, err)
 	}
 	info, err := s.once(ctx, string(key), func() (layer.Info, error) {
-		return s.convert(ctx, source, nil, opts)
+		return s.convert(ctx, loc, nil, image.Files{}, opts)
 	})
 	if err != nil || tag == "" {
 		return info, err
@@ -45,100 +43,151 @@ func (s *Store) Import(ctx context.Context, source, tag string, opts image.Optio
 	return info, s.Tag(ctx, tag, info.Digest)
 }
 
-// once runs make, or waits for whoever runs it under the same key. If that one
-// was cancelled the next caller runs it again.
-func (s *Store) once(ctx context.Context, key string, make func() (layer.Info, error)) (layer.Info, error) {
-	for {
-		s.mu.Lock()
-		j, running := s.jobs[key]
-		if !running {
-			j = &job{done: newDone()}
-			s.jobs[key] = j
-		}
-		s.mu.Unlock()
-		if !running {
-			j.info, j.err = make()
-			s.mu.Lock()
-			delete(s.jobs, key)
-			s.mu.Unlock()
-			close(j.done)
-			return j.info, j.err
-		}
-		select {
-		case <-j.done:
-			if class := dsec.ClassOf(j.err); class == dsec.Canceled || class == dsec.Timeout {
-				continue
-			}
-			return j.info, j.err
-		case <-ctx.Done():
-			return layer.Info{}, diskError("import layer", key, ctx.Err())
-		}
-	}
+// Tar is a stream to import.
+type Tar struct {
+	R      io.Reader
+	Name   string        // for people
+	Config *image.Config // kept with the layer; may be nil
+	// Upper says that it is what a sandbox wrote: names that start with .wh.
+	// hide what is below the layer, and go on hiding it in the layer.
+	Upper bool
 }
 
-func newDone() chan struct{} { return make(chan struct{}) }
+// ImportTar makes a layer of a tar stream and points the tag to it, unless the
+// tag is empty.
+func (s *Store) ImportTar(ctx context.Context, t Tar, tag string, opts image.Options) (layer.Info, error) {
+	if err := checkTag(tag); err != nil {
+		return layer.Info{}, err
+	}
+	in, fed, err := feed(t.R)
+	if err != nil {
+		return layer.Info{}, diskError("import layer", t.Name, err)
+	}
+	loc := image.Location{Source: t.Name, Kind: image.KindFile, Tar: true, Whiteouts: t.Upper}
+	opts.KeepWhiteouts = opts.KeepWhiteouts || t.Upper
+	info, err := s.convert(ctx, loc, t.Config, image.Files{Input: in}, opts)
+	in.Close() // stops the feeding if nobody read to the end
+	if fedErr := <-fed; err != nil && fedErr != nil && !errors.Is(fedErr, unix.EPIPE) {
+		// A stream that broke looks like a bad tar to who reads it.
+		err = diskError("read tar", t.Name, fedErr)
+	}
+	if err != nil || tag == "" {
+		return info, err
+	}
+	return info, s.Tag(ctx, tag, info.Digest)
+}
+
+// feed turns a stream into a file that another process can read.
+func feed(r io.Reader) (*os.File, <-chan error, error) {
+	in, out, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	fed := make(chan error, 1)
+	go func() { // ends when r does, or when in is closed
+		_, err := io.Copy(out, r)
+		fed <- errors.Join(err, out.Close())
+	}()
+	return in, fed, nil
+}
+
+func checkTag(tag string) error {
+	if tag == "" {
+		return nil
+	}
+	_, err := tagFile(tag)
+	return err
+}
 
 // convert makes a layer in tmp and moves it to its place.
-func (s *Store) convert(ctx context.Context, source string, config *image.Config, opts image.Options) (info layer.Info, err error) {
+func (s *Store) convert(ctx context.Context, loc image.Location, config *image.Config, files image.Files, opts image.Options) (layer.Info, error) {
 	const op = "import layer"
 	dir, err := os.MkdirTemp(s.path("tmp"), "layer-*")
 	if err != nil {
-		return info, diskError(op, source, err)
+		return layer.Info{}, diskError(op, loc.Source, err)
 	}
-	defer func() {
-		if rmErr := os.RemoveAll(dir); err == nil && rmErr != nil {
-			err = diskError(op, source, rmErr)
-		}
-	}()
-	w, err := createFiles(dir)
-	if err != nil {
-		return info, diskError(op, source, err)
+	defer os.RemoveAll(dir) // what stays is swept at the next Open
+	if err := create(dir, &files); err != nil {
+		return layer.Info{}, diskError(op, loc.Source, err)
 	}
-	defer func() { err = errors.Join(err, w.Meta.Close(), w.Data.Close()) }()
-	res, err := s.opts.Convert(ctx, source, w, opts)
+	defer closeAll(files)
+	res, err := s.opts.Convert(ctx, loc, files, opts)
 	if err != nil {
-		return info, diskError(op, source, err)
+		return layer.Info{}, diskError(op, loc.Source, err)
 	}
 	if config != nil {
 		res.Config = config
 	}
-	info, err = s.seal(dir, w, res, source)
+	info, err := s.seal(dir, files, res.Config, loc.Source)
 	if err != nil {
-		return info, diskError(op, source, err)
+		return layer.Info{}, diskError(op, loc.Source, err)
+	}
+	if err := s.push(ctx, info.Digest); err != nil {
+		return layer.Info{}, diskError(op, loc.Source, err)
 	}
 	return info, nil
 }
 
-func createFiles(dir string) (image.Files, error) {
-	meta, err := os.OpenFile(filepath.Join(dir, "meta"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return image.Files{}, err
+// create opens the files of a layer to be.
+func create(dir string, files *image.Files) error {
+	for name, to := range map[string]**os.File{"meta": &files.Meta, "data": &files.Data, "scratch": &files.Scratch} {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		if err != nil {
+			closeAll(*files)
+			return err
+		}
+		*to = f
 	}
-	data, err := os.OpenFile(filepath.Join(dir, "data"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return image.Files{}, errors.Join(err, meta.Close())
+	return os.Remove(filepath.Join(dir, "scratch")) // its name is not needed
+}
+
+func closeAll(files image.Files) {
+	for _, f := range []*os.File{files.Meta, files.Data, files.Scratch} {
+		if f != nil {
+			f.Close() // synced where it matters
+		}
 	}
-	return image.Files{Meta: meta, Data: data}, nil
 }
 
 // seal reads back what the converter wrote, names it by its digest, and
-// publishes it. Nothing the converter says about it is believed.
-func (s *Store) seal(dir string, w image.Files, res image.Result, source string) (layer.Info, error) {
-	for _, f := range []*os.File{w.Meta, w.Data} {
+// publishes it. Nothing the converter says about the files is believed: it may
+// have fallen to what it converted, and the kernel will mount them.
+func (s *Store) seal(dir string, files image.Files, config *image.Config, source string) (layer.Info, error) {
+	for _, f := range []*os.File{files.Meta, files.Data} {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return layer.Info{}, err
 		}
 	}
-	m, sums, err := layer.Describe(w.Meta, w.Data)
+	m, sums, err := layer.Describe(files.Meta, files.Data)
 	if err != nil {
 		return layer.Info{}, err
 	}
-	m.Entries, m.Config = res.Entries, res.Config
-	if err := w.Data.Truncate((m.Data.Size + erofs.Align - 1) / erofs.Align * erofs.Align); err != nil {
+	im, err := erofs.Open(files.Meta, m.Meta.Size, files.Data)
+	if err == nil {
+		err = im.Check()
+	}
+	if err == nil && im.DataBlocks()*erofs.BlockSize != uint64(m.Data.Size) {
+		err = fmt.Errorf("%d blocks of data in a file of %d bytes", im.DataBlocks(), m.Data.Size)
+	}
+	if err != nil {
+		return layer.Info{}, dsec.E(dsec.Corrupt, "check new layer", source, err)
+	}
+	m.Entries, m.Config = int64(im.Inodes()), config
+	if len(m.Encode()) > layer.MaxManifest {
+		return layer.Info{}, dsec.Errorf(dsec.Invalid, "import layer", source, "config of more than %d bytes", layer.MaxManifest)
+	}
+	return s.finish(dir, m, sums, source)
+}
+
+// finish puts the small files beside the two large ones and publishes the layer.
+func (s *Store) finish(dir string, m layer.Manifest, sums []byte, source string) (layer.Info, error) {
+	// A mapping of the file by huge pages must not end before the file.
+	size := (m.Data.Size + erofs.Align - 1) / erofs.Align * erofs.Align
+	if err := os.Truncate(filepath.Join(dir, "data"), size); err != nil {
 		return layer.Info{}, err
 	}
 	info := layer.Info{Digest: m.Digest(), MetaSize: m.Meta.Size, DataSize: m.Data.Size, Entries: m.Entries, Source: source, Config: m.Config}
-	about, err := json.Marshal(info)
+	about, err := json.Marshal(about{Source: source})
 	if err != nil {
 		return layer.Info{}, err
 	}
@@ -150,55 +199,40 @@ func (s *Store) seal(dir string, w image.Files, res image.Result, source string)
 	return info, s.publish(dir, info.Digest)
 }
 
+// about is what people want to know of a layer and is no part of it.
+type about struct {
+	Source string `json:"source"`
+}
+
 // publish syncs a finished layer and moves it to its place, where an equal one
 // may already be.
 func (s *Store) publish(dir string, d layer.Digest) error {
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, f := range files {
-		if err := syncFile(filepath.Join(dir, f.Name())); err != nil {
+	for _, name := range []string{"manifest", "meta", "data", "chunks", "info"} {
+		if err := syncFile(filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
-	if err := syncDir(dir); err != nil {
+	if err := syncFile(dir); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	to := s.path("layers", d.Hex())
-	err = os.Rename(dir, to)
+	err := os.Rename(dir, s.path("layers", d.Hex()))
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) {
-		return nil // the same bytes, by name
+		return s.touch(d) // the same bytes: new again
 	}
 	if err != nil {
 		return err
 	}
-	return syncDir(s.path("layers"))
+	return syncFile(s.path("layers"))
 }
 
-func syncFile(name string) error {
-	f, err := os.Open(name)
-	if err != nil {
-		return err
+// touch starts the grace time of a layer again.
+func (s *Store) touch(d layer.Digest) error {
+	now := time.Now()
+	err := os.Chtimes(s.path("layers", d.Hex()), now, now)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-func mergeEnv(base, up []string) []string {
-	out := append([]string(nil), base...)
-	for _, kv := range up {
-		name, _, _ := strings.Cut(kv, "=")
-		found := false
-		for i, old := range out {
-			if n, _, _ := strings.Cut(old, "="); n == name {
-				out[i], found = kv, true
-			}
-		}
-		if !found {
-			out = append(out, kv)
-		}
-	}
-	return out
+	return err
 }

@@ -3,12 +3,12 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path"
 	"slices"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -18,57 +18,86 @@ type lease struct {
 	Digests []layer.Digest  `json:"digests"`
 }
 
+// maxRaces bounds how often a layer may be collected between being made whole
+// and being leased.
+const maxRaces = 5
+
 // Acquire implements layer.Store.
-func (s *Store) Acquire(_ context.Context, name string, refs []dsec.LayerRef) (layer.Set, error) {
+func (s *Store) Acquire(ctx context.Context, name string, refs []dsec.LayerRef) (layer.Set, error) {
 	const op = "lease layers"
 	if !leasePattern.MatchString(name) {
 		return layer.Set{}, dsec.Errorf(dsec.Invalid, op, dsec.Quote(name), "want letters, digits and ._:@+-, at most 128")
 	}
+	for races := 0; ; races++ {
+		set, missing, err := s.tryAcquire(name, refs)
+		if err != nil || missing == "" {
+			return set, err
+		}
+		if races == maxRaces {
+			return layer.Set{}, dsec.Errorf(dsec.Unavailable, op, string(missing), "removed as fast as it is fetched")
+		}
+		if err := s.fetchOnce(ctx, missing); err != nil {
+			return layer.Set{}, err
+		}
+	}
+}
+
+// tryAcquire leases what is here, or names the first layer that is not.
+func (s *Store) tryAcquire(name string, refs []dsec.LayerRef) (set layer.Set, missing layer.Digest, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, ok := s.leases[name]
 	if ok && !slices.Equal(held.Refs, refs) {
-		return layer.Set{}, dsec.Errorf(dsec.Conflict, op, name, "holds other layers")
+		return set, "", dsec.Errorf(dsec.Conflict, "lease layers", name, "holds other layers")
 	}
 	if !ok {
 		held = lease{Refs: slices.Clone(refs)}
 		for _, ref := range refs {
 			d, err := s.resolveLocked(ref)
 			if err != nil {
-				return layer.Set{}, err
+				return set, "", err
 			}
 			held.Digests = append(held.Digests, d)
 		}
 	}
-	set := layer.Set{Lease: name}
-	for i, d := range held.Digests {
+	set.Lease = name
+	for _, d := range held.Digests {
 		l, err := s.local(d)
+		if errors.Is(err, dsec.NotFound.Err()) {
+			return set, d, nil
+		}
 		if err != nil {
-			return layer.Set{}, dsec.E(dsec.ClassOf(err), op, dsec.Quote(string(refs[i])), err)
+			return layer.Set{}, "", err
 		}
 		set.Layers = append(set.Layers, l)
 		set.Config = overlayConfig(set.Config, l.Config)
 	}
 	if ok {
-		return set, nil
+		return set, "", nil
 	}
 	b, err := json.Marshal(held)
 	if err == nil {
 		err = s.writeFile(path.Join("leases", name), b)
 	}
 	if err != nil {
-		return layer.Set{}, diskError(op, name, err)
+		return layer.Set{}, "", diskError("lease layers", name, err)
 	}
 	s.leases[name] = held
-	return set, nil
+	return set, "", nil
 }
 
 // Release implements layer.Store.
 func (s *Store) Release(_ context.Context, name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.leases[name]; !ok {
+	held, ok := s.leases[name]
+	if !ok {
 		return nil
+	}
+	for _, d := range held.Digests {
+		if err := s.touch(d); err != nil {
+			return diskError("release layers", name, err)
+		}
 	}
 	if err := os.Remove(s.path("leases", name)); err != nil && !os.IsNotExist(err) {
 		return diskError("release layers", name, err)
@@ -106,30 +135,4 @@ func (s *Store) loadLeases() error {
 		s.leases[f.Name()] = l
 	}
 	return nil
-}
-
-// overlayConfig puts what an upper layer says over what those below said:
-// variables by name, the rest if it is there.
-func overlayConfig(base image.Config, up *image.Config) image.Config {
-	if up == nil {
-		return base
-	}
-	out := base
-	out.Env = mergeEnv(base.Env, up.Env)
-	if up.User != "" {
-		out.User = up.User
-	}
-	if up.Workdir != "" {
-		out.Workdir = up.Workdir
-	}
-	if up.Entrypoint != nil || up.Cmd != nil {
-		out.Entrypoint, out.Cmd = up.Entrypoint, up.Cmd
-	}
-	if up.Arch != "" {
-		out.Arch = up.Arch
-	}
-	if up.StopSignal != "" {
-		out.StopSignal = up.StopSignal
-	}
-	return out
 }

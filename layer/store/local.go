@@ -1,10 +1,16 @@
 package store
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
@@ -12,12 +18,16 @@ import (
 
 // manifest reads and verifies the manifest of a layer that is here.
 func (s *Store) manifest(d layer.Digest) (layer.Manifest, error) {
+	const op = "read layer"
+	if _, err := layer.ParseDigest(string(d)); err != nil {
+		return layer.Manifest{}, err
+	}
 	b, err := os.ReadFile(s.path("layers", d.Hex(), "manifest"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return layer.Manifest{}, dsec.Errorf(dsec.NotFound, "read layer", string(d), "not in this store")
+		return layer.Manifest{}, dsec.Errorf(dsec.NotFound, op, string(d), "not in this store")
 	}
 	if err != nil {
-		return layer.Manifest{}, diskError("read layer", string(d), err)
+		return layer.Manifest{}, diskError(op, string(d), err)
 	}
 	return layer.DecodeManifest(b, d)
 }
@@ -35,12 +45,143 @@ func (s *Store) local(d layer.Digest) (layer.Local, error) {
 	if m.Data.Size > 0 {
 		l.Data = s.path("layers", d.Hex(), "data")
 	}
-	// Where it came from is for people and not part of the layer.
 	if b, err := os.ReadFile(s.path("layers", d.Hex(), "info")); err == nil {
-		var about layer.Info
-		if json.Unmarshal(b, &about) == nil {
-			l.Source = about.Source
+		var a about
+		if json.Unmarshal(b, &a) == nil {
+			l.Source = a.Source
 		}
 	}
 	return l, nil
+}
+
+// Entry is a layer with what keeps it.
+type Entry struct {
+	layer.Info
+	Tags    []string  `json:"tags,omitempty"`
+	Leases  []string  `json:"leases,omitempty"`
+	LastUse time.Time `json:"last_use"`
+}
+
+// List describes every layer that is here, in the order of digests.
+func (s *Store) List(context.Context) ([]Entry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.listLocked()
+}
+
+func (s *Store) listLocked() ([]Entry, error) {
+	dirs, err := os.ReadDir(s.path("layers"))
+	if err != nil {
+		return nil, diskError("list layers", s.dir, err)
+	}
+	tags, err := s.tagsLocked()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Entry, 0, len(dirs))
+	for _, dir := range dirs {
+		e, err := s.entryLocked(layer.Digest("sha256:"+dir.Name()), tags)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+func (s *Store) entryLocked(d layer.Digest, tags map[string]layer.Digest) (Entry, error) {
+	l, err := s.local(d)
+	if err != nil {
+		return Entry{}, err
+	}
+	st, err := os.Stat(s.path("layers", d.Hex()))
+	if err != nil {
+		return Entry{}, diskError("read layer", string(d), err)
+	}
+	e := Entry{Info: l.Info, LastUse: st.ModTime()}
+	for tag, to := range tags {
+		if to == d {
+			e.Tags = append(e.Tags, tag)
+		}
+	}
+	for name, held := range s.leases {
+		if slices.Contains(held.Digests, d) {
+			e.Leases = append(e.Leases, name)
+		}
+	}
+	slices.Sort(e.Tags)
+	slices.Sort(e.Leases)
+	return e, nil
+}
+
+// Inspect describes one layer that is here.
+func (s *Store) Inspect(_ context.Context, ref dsec.LayerRef) (Entry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d, err := s.resolveLocked(ref)
+	if err != nil {
+		return Entry{}, err
+	}
+	tags, err := s.tagsLocked()
+	if err != nil {
+		return Entry{}, err
+	}
+	return s.entryLocked(d, tags)
+}
+
+// Verify reads a layer that is here and compares every byte with its digest.
+func (s *Store) Verify(ctx context.Context, ref dsec.LayerRef) error {
+	s.mu.Lock()
+	d, err := s.resolveLocked(ref)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	want, err := s.manifest(d)
+	if err != nil {
+		return err
+	}
+	meta, err := os.Open(s.path("layers", d.Hex(), "meta"))
+	if err != nil {
+		return diskError("verify layer", string(d), err)
+	}
+	defer meta.Close()
+	data, err := os.Open(s.path("layers", d.Hex(), "data"))
+	if err != nil {
+		return diskError("verify layer", string(d), err)
+	}
+	defer data.Close()
+	got, _, err := layer.Describe(ctxReader{ctx, meta}, ctxReader{ctx, io.LimitReader(data, want.Data.Size)})
+	if err != nil {
+		return diskError("verify layer", string(d), err)
+	}
+	if got.Meta != want.Meta || got.Data != want.Data {
+		return dsec.E(dsec.Corrupt, "verify layer", string(d), fmt.Errorf("files do not have the digests of the manifest"))
+	}
+	return nil
+}
+
+// ctxReader ends when a context does.
+type ctxReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c ctxReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(p)
+}
+
+// keepers says in words what keeps a layer.
+func (e Entry) keepers() string {
+	var why []string
+	if len(e.Leases) > 0 {
+		why = append(why, "leased by "+strings.Join(e.Leases, ", "))
+	}
+	if len(e.Tags) > 0 {
+		why = append(why, "tagged "+strings.Join(e.Tags, ", "))
+	}
+	return strings.Join(why, "; ")
 }

@@ -12,7 +12,14 @@
 // A layer is complete when its directory is under layers: it is built in tmp,
 // synced, and moved there in one step, as are tags and leases. So a program
 // killed at any moment leaves a store without half a layer, and Open sweeps the
-// rest.
+// rest. A layer is removed the same way backwards.
+//
+// With a blob store, a layer that is made here is also put there, compressed,
+// and one that is asked for by digest and not here is fetched from there. Every
+// byte is checked against the layer's digest before the layer is complete.
+//
+// What keeps a layer: a lease, a tag, or that it was made or used within the
+// grace time. Collect removes the others.
 package store
 
 import (
@@ -28,16 +35,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
 )
 
 // Converter makes layers: image.Convert, or the worker process that calls it.
-type Converter func(ctx context.Context, source string, dst image.Files, opts image.Options) (image.Result, error)
+type Converter func(ctx context.Context, source image.Location, files image.Files, opts image.Options) (image.Result, error)
 
 // Options of a store; zero values are the defaults.
 type Options struct {
 	Convert Converter     // default image.Convert, in this process
+	Blobs   blob.Store    // nil: the layers are on this machine only; not closed by the store
 	Grace   time.Duration // how long garbage collection spares a new layer; default 1 h
 	Log     *slog.Logger
 }
@@ -113,7 +122,7 @@ func (s *Store) path(parts ...string) string {
 // diskError classes an error of the local file system.
 func diskError(op, object string, err error) error {
 	if e, ok := errors.AsType[*dsec.Error](err); ok {
-		return dsec.E(e.Class, op, object, err)
+		return e
 	}
 	class := dsec.Internal
 	switch {
