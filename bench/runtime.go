@@ -29,10 +29,16 @@ func (r Runtime) Contender() Contender {
 
 type runtimeWorker struct{ r Runtime }
 
+// Create makes one sandbox.
+func (r Runtime) Create(ctx context.Context, id dsec.SandboxID) error {
+	_, err := r.RT.Create(ctx, dsecruntime.Request{ID: id, Spec: r.Spec, Layers: r.Layers})
+	return err
+}
+
 func (w *runtimeWorker) Cycle(ctx context.Context, _ int) (time.Duration, error) {
 	id := dsec.NewSandboxID(w.r.Node)
 	begin := time.Now()
-	if _, err := w.r.RT.Create(ctx, dsecruntime.Request{ID: id, Spec: w.r.Spec, Layers: w.r.Layers}); err != nil {
+	if err := w.r.Create(ctx, id); err != nil {
 		return 0, err
 	}
 	first, err := w.r.firstCommand(ctx, id, begin)
@@ -72,3 +78,18 @@ func (r Runtime) Exec(ctx context.Context, id dsec.SandboxID) (time.Duration, er
 }
 
 func (w *runtimeWorker) Close() error { return nil }
+
+// ExecContender measures one command after the other in a live sandbox.
+func (r Runtime) ExecContender(id dsec.SandboxID) Contender {
+	return Contender{Name: r.Name, Worker: func(int) (Worker, error) { return execWorker{r, id}, nil }}
+}
+
+type execWorker struct {
+	r  Runtime
+	id dsec.SandboxID
+}
+
+func (w execWorker) Cycle(ctx context.Context, _ int) (time.Duration, error) {
+	return w.r.Exec(ctx, w.id)
+}
+func (w execWorker) Close() error { return nil }

@@ -16,7 +16,6 @@ import (
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
-	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime/container"
@@ -28,7 +27,7 @@ type machine struct {
 	groups  *cgroup.Root
 	mounts  *rootfs.Mounts
 	disks   diskpool.Pool
-	network netpolicy.Network // nil: the machine cannot; only network "none"
+	network *veth.Network // nil: the machine cannot; only network "none"
 	tier    *container.Runtime
 }
 
@@ -74,8 +73,12 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			return m.network.Close()
 		}},
 		{Name: "container", Do: func(ctx context.Context) (err error) {
-			m.tier, err = container.Open(ctx, container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges,
-				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Network: m.network, Log: log})
+			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges,
+				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Log: log}
+			if m.network != nil {
+				c.Network = m.network
+			}
+			m.tier, err = container.Open(ctx, c)
 			return err
 		}, Undo: func(context.Context) error { return m.tier.Close() }},
 	}
@@ -121,7 +124,7 @@ func poolSize(s *settings) (int64, error) {
 	return size, nil
 }
 
-func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (netpolicy.Network, error) {
+func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*veth.Network, error) {
 	c := veth.Config{Name: s.Instance, Keeper: keeper}
 	var err error
 	if c.Subnet, err = netip.ParsePrefix(s.Node.Subnet); err != nil {

@@ -1,0 +1,238 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/bench"
+	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/config"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/store"
+)
+
+// benchFlags say what is measured and on what.
+type benchFlags struct {
+	image       string
+	dir         string
+	concurrency []int
+	rounds      int
+	cycles      int
+	live        int
+	network     string
+	peers       []string
+	argv        []string
+	output      string
+}
+
+// Bench is the verb that measures this machine.
+func Bench() *cobra.Command {
+	var f benchFlags
+	c := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure sandboxes on this machine beside other runtimes",
+		Long: `Measures on a machine of its own (data under --dir, removed at the end), with every
+wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
+		Example: "  sudo dsec bench create --image rootfs.tar\n  sudo dsec bench idle --image rootfs.tar --live 1000",
+	}
+	p := c.PersistentFlags()
+	p.StringVar(&f.image, "image", "", "root file system: tar, directory, OCI layout or reference (required)")
+	p.StringVar(&f.dir, "dir", "/var/tmp", "where the data of the measurement goes")
+	p.IntSliceVar(&f.concurrency, "concurrency", []int{1, 8, 32}, "workers at once")
+	p.IntVar(&f.rounds, "rounds", 3, "rounds of each contender")
+	p.IntVar(&f.cycles, "cycles", 200, "cycles in a round")
+	p.IntVar(&f.live, "live", 0, "idle sandboxes that live meanwhile")
+	p.StringVar(&f.network, "network", string(dsec.NetworkNone), "network mode: none, open")
+	p.StringSliceVar(&f.peers, "peers", []string{"runc", "crun"}, "runtimes to measure beside")
+	p.StringSliceVar(&f.argv, "command", []string{"/bin/true"}, "first command")
+	p.StringVarP(&f.output, "output", "o", "table", "table or json")
+	for _, v := range []struct {
+		use, short, example string
+		run                 func(context.Context, *benchFlags, *bed) error
+	}{
+		{"create", "Create, first command, destroy, in a loop", "sudo dsec bench create --image rootfs.tar --concurrency 8", benchCreate},
+		{"idle", "Memory of idle sandboxes", "sudo dsec bench idle --image rootfs.tar --live 3000", benchIdle},
+		{"exec", "Round trip of a command beside a plain setns", "sudo dsec bench exec --image rootfs.tar", benchExec},
+	} {
+		c.AddCommand(&cobra.Command{Use: v.use, Short: v.short, Example: "  " + v.example, Args: cobra.NoArgs,
+			RunE: func(c *cobra.Command, _ []string) error { return withBed(c.Context(), &f, v.run) }})
+	}
+	return c
+}
+
+// bed is a machine made for a measurement.
+type bed struct {
+	machine
+	dir    string
+	layers layer.Set
+	ours   bench.Runtime
+	idle   []dsec.SandboxID
+}
+
+func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benchFlags, *bed) error) (err error) {
+	if err := needRoot("measure"); err != nil {
+		return err
+	}
+	if f.image == "" {
+		return dsec.Errorf(dsec.Invalid, "measure", "--image", "is required")
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	slog.SetDefault(log)
+	dir, err := os.MkdirTemp(f.dir, "dsec-bench-")
+	if err != nil {
+		return err
+	}
+	s := &settings{Config: config.Default()}
+	s.Instance, s.Data, s.Run = "bench", filepath.Join(dir, "data"), filepath.Join(dir, "run")
+	if err := makeDirs(s); err != nil {
+		return err
+	}
+	b := &bed{dir: dir}
+	var layers *store.Store
+	steps := append([]lifecycle.Step{
+		{Name: "layers", Do: func(ctx context.Context) (err error) {
+			if layers, err = store.Open(s.layerDir(), store.Options{Log: log}); err != nil {
+				return err
+			}
+			if _, err = layers.Import(ctx, f.image, "bench", image.Options{}); err != nil {
+				return err
+			}
+			b.layers, err = layers.Acquire(ctx, "bench", []dsec.LayerRef{"bench"})
+			return err
+		}, Undo: func(context.Context) error { return layers.Close() }},
+	}, b.steps(s, log)...)
+	stack, err := lifecycle.Open(ctx, "bench", steps...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, b.end(context.WithoutCancel(ctx), s, stack), os.RemoveAll(dir))
+	}()
+	b.ours = bench.Runtime{Name: "dsec", RT: b.tier, Layers: b.layers, Spec: benchSpec(f), Argv: f.argv, Node: "bench"}
+	return run(ctx, f, b)
+}
+
+func benchSpec(f *benchFlags) dsec.Spec {
+	return dsec.Spec{Tier: dsec.TierContainer, Image: "bench", Network: dsec.NetworkMode(f.network), Profile: "build", OOM: dsec.OOMExec,
+		Limits: dsec.Limits{CPU: 1, CPUWeight: 100, Memory: 1 << 30, Pids: 512, Disk: 1 << 30, Output: 64 << 20}}
+}
+
+// fill makes the idle sandboxes.
+func (b *bed) fill(ctx context.Context, f *benchFlags) error {
+	ids, err := b.ours.Fill(ctx, f.live, 2*runtime.NumCPU())
+	b.idle = ids
+	return err
+}
+
+// end takes the machine apart.
+func (b *bed) end(ctx context.Context, s *settings, stack *lifecycle.Stack) error {
+	err := b.ours.Drain(ctx, b.idle)
+	return errors.Join(err, b.teardown(ctx, s, stack))
+}
+
+func benchCreate(ctx context.Context, f *benchFlags, b *bed) error {
+	if err := b.fill(ctx, f); err != nil {
+		return err
+	}
+	contenders := []bench.Contender{b.ours.Contender()}
+	if len(f.peers) > 0 {
+		root, unmount, err := b.peerRoot()
+		if err != nil {
+			return err
+		}
+		defer unmount()
+		for _, p := range f.peers {
+			c, err := bench.OCI(p, root, b.dir, f.argv)
+			if err != nil {
+				return err
+			}
+			contenders = append(contenders, c)
+		}
+	}
+	return report(ctx, f, contenders, "one live sandbox after the other: create, first command, destroy")
+}
+
+func report(ctx context.Context, f *benchFlags, contenders []bench.Contender, title string) error {
+	samples, err := bench.Run(ctx, contenders, bench.Options{Concurrency: f.concurrency, Rounds: f.rounds, Cycles: f.cycles,
+		Progress: func(line string) { fmt.Fprintln(os.Stderr, line) }})
+	if err != nil {
+		return err
+	}
+	if f.output == "json" {
+		return json.NewEncoder(os.Stdout).Encode(samples)
+	}
+	fmt.Printf("%s\nnetwork %s, %d idle sandboxes live, %d cycles × %d rounds, %d CPUs\n\n", title, f.network, f.live, f.cycles, f.rounds, runtime.NumCPU())
+	bench.Table(os.Stdout, samples, contenders)
+	return nil
+}
+
+// peerRoot is the same root file system for the peers: the layer under an
+// overlay, mounted once and shared by all of their containers.
+func (b *bed) peerRoot() (root string, unmount func(), err error) {
+	lower, root := filepath.Join(b.dir, "lower"), filepath.Join(b.dir, "root")
+	up := filepath.Join(b.dir, "up")
+	for _, d := range []string{lower, root, up, up + "/u", up + "/w"} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return "", nil, err
+		}
+	}
+	l := b.layers.Layers[0]
+	if err := unix.Mount(l.Meta, lower, "erofs", unix.MS_RDONLY, "device="+l.Data); err != nil {
+		return "", nil, dsec.E(dsec.Internal, "mount layer", l.Meta, err)
+	}
+	opts := "volatile,lowerdir=" + lower + ",upperdir=" + up + "/u,workdir=" + up + "/w"
+	if err := unix.Mount("overlay", root, "overlay", 0, opts); err != nil {
+		_ = unix.Unmount(lower, unix.MNT_DETACH)
+		return "", nil, dsec.E(dsec.Internal, "mount overlay", root, err)
+	}
+	return root, func() {
+		_ = unix.Unmount(root, unix.MNT_DETACH)
+		_ = unix.Unmount(lower, unix.MNT_DETACH)
+	}, nil
+}
+
+func benchIdle(ctx context.Context, f *benchFlags, b *bed) error {
+	if f.live == 0 {
+		return dsec.Errorf(dsec.Invalid, "measure idle sandboxes", "--live", "is 0")
+	}
+	m, err := b.ours.Idle(ctx, f.live, 2*runtime.NumCPU())
+	if err != nil {
+		return err
+	}
+	if f.output == "json" {
+		return json.NewEncoder(os.Stdout).Encode(m)
+	}
+	fmt.Println(m)
+	return nil
+}
+
+func benchExec(ctx context.Context, f *benchFlags, b *bed) error {
+	id := dsec.NewSandboxID(b.ours.Node)
+	if err := b.ours.Create(ctx, id); err != nil {
+		return err
+	}
+	b.idle = append(b.idle, id)
+	known, err := b.hold.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, k := range known {
+		if strings.Contains(k.ID, string(id)) {
+			return report(ctx, f, []bench.Contender{b.ours.ExecContender(id), bench.PlainExec(k.PID, f.argv)},
+				"one command in a live sandbox, beside a plain fork, setns and exec of the same program")
+		}
+	}
+	return dsec.Errorf(dsec.Internal, "measure exec", string(id), "the hold does not know it")
+}

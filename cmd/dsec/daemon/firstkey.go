@@ -1,0 +1,50 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/contexts"
+)
+
+// localContext is the name of the context that the first start writes.
+const localContext = "local"
+
+// firstKey makes one admin key at the first start, prints it, and writes it to
+// the context file of the user who started dsec.
+func firstKey(ctx context.Context, s *settings) error {
+	if _, err := os.Stat(s.adminMade()); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	c, err := client.New(client.Config{URL: "unix://" + s.socket()})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, secret, err := c.CreateKey(ctx, "first admin", "admin", "", 0)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(s.adminMade(), nil, 0o600); err != nil {
+		return dsec.E(dsec.Internal, "write", s.adminMade(), err)
+	}
+	path := contexts.Path(os.Getenv)
+	fmt.Printf("admin key (shown once): %s\n", secret)
+	f, err := contexts.Load(path)
+	if err != nil {
+		return err
+	}
+	f.Contexts[localContext] = contexts.Context{Socket: s.socket(), APIKey: secret}
+	if f.Current == "" {
+		f.Current = localContext
+	}
+	if err := f.Save(path); err != nil {
+		return err
+	}
+	fmt.Printf("context %q written to %s\n", localContext, path)
+	return nil
+}
