@@ -31,3 +31,11 @@ func FromSum(sum []byte) Digest { return Digest(digestPrefix + hex.EncodeToStrin
 
 // Hex is the digest without its prefix, fit for a file name.
 func (d Digest) Hex() string { return strings.TrimPrefix(string(d), digestPrefix) }
+
+// sum is the bytes of a valid digest.
+func (d Digest) sum() ([]byte, error) {
+	if _, err := ParseDigest(string(d)); err != nil {
+		return nil, err
+	}
+	return hex.DecodeString(d.Hex())
+}
