@@ -1,0 +1,28 @@
+// Command dsec gives agents the computers they work in: it serves sandboxes on
+// a machine (up) and is the command line of their users. Exit codes: that of
+// the command for run and exec, 125 for dsec's own errors there, 126 and 127 as
+// a shell has them, 1 elsewhere, 2 for wrong usage.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/opendsec/dsec/image/worker"
+)
+
+func main() {
+	if len(os.Args) == 2 && os.Args[1] == worker.Verb {
+		os.Exit(worker.Main())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newRoot().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "dsec:", err)
+	}
+	os.Exit(exitCode(err))
+}
