@@ -10,3 +10,29 @@ func TestCgroupV2(t *testing.T) {
 		}
 	}
 }
+
+// Layers are mounted through loop devices there, and stacked in a namespace.
+func TestRootfs(t *testing.T) {
+	inGuest(t, "github.com/opendsec/dsec/rootfs", "", Job{
+		Tools:   []string{"mkfs.erofs", "setfattr", "getfattr", "setcap", "getcap"},
+		Modules: []string{"erofs", "overlay", "loop", "ext4", "lz4_decompress"}})
+}
+
+const quotaDisk = `mkfs.ext4 -q -O quota,project /dev/vda && mount -t ext4 -o prjquota /dev/vda /mnt && export TMPDIR=/mnt`
+
+// The disk of the guest is an ext4 with project quotas, and its btrfs knows
+// no simple quotas.
+func TestDiskpool(t *testing.T) {
+	ok := inGuest(t, "github.com/opendsec/dsec/internal/diskpool", quotaDisk, Job{Disk: 8 << 30,
+		Tools: []string{"mkfs.btrfs", "mkfs.ext4"}, Modules: []string{"btrfs", "loop", "ext4", "quota_v2"}})
+	for _, m := range []string{"project-quota", "btrfs", "loop-ext4"} {
+		if !ok["TestD13_WritesStopAtTheLimit/"+m] {
+			t.Errorf("the limit was not tried with %s", m)
+		}
+	}
+}
+
+func TestNetworks(t *testing.T) {
+	inGuest(t, "github.com/opendsec/dsec/netpolicy/veth", "", Job{Tools: []string{"nft"},
+		Modules: []string{"veth", "nf_tables", "nft_chain_nat", "nft_ct", "nft_masq", "nft_nat", "nft_reject_inet", "nft_fib_inet", "ipv6"}})
+}

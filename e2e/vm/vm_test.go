@@ -63,7 +63,7 @@ func testBinary(t *testing.T, pkg string) string {
 }
 
 var (
-	passed  = regexp.MustCompile(`(?m)^--- PASS: (\S+)`)
+	passed  = regexp.MustCompile(`(?m)^\s*--- PASS: (\S+)`)
 	skipped = regexp.MustCompile(`(?m)^\s*--- SKIP: (\S+)`)
 )
 

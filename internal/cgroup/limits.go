@@ -41,16 +41,19 @@ func orNone(n int64, none string) string {
 
 // limitV2 sets everything.
 func (r *Root) limitV2(name string, s settings) error {
-	l := s.Limits
+	l, cpus := s.Limits, s.CPUs
+	if cpus == nil { // 6.1 refuses "none" while a process is inside
+		cpus = r.cpus.all
+	}
 	for _, f := range []struct{ file, value string }{
 		{"memory.max", orNone(l.Memory, "max")},
 		{"memory.swap.max", "0"},
 		{"pids.max", orNone(l.Pids, "max")},
 		{"cpu.max", orNone(l.quota(), "max") + " " + strconv.Itoa(period)},
 		{"cpu.weight", strconv.Itoa(orNormal(l.Weight))},
-		{"cpuset.cpus", formatCPUs(s.CPUs) + "\n"}, // a write of nothing at all would change nothing
+		{"cpuset.cpus", formatCPUs(cpus)},
 	} {
-		if f.file == "memory.swap.max" && l.Memory == 0 {
+		if f.value == "" || (f.file == "memory.swap.max" && l.Memory == 0) {
 			continue
 		}
 		err := r.unified.write(name+"/"+f.file, f.value)

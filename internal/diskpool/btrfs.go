@@ -217,9 +217,11 @@ func (p *btrfsPool) sweep() {
 		}
 		var left []uint64
 		for _, id := range waiting {
-			if err := destroyGroup(p.root, id); errors.Is(err, unix.EBUSY) {
+			if exists, err := subvolumeExists(p.root, id); exists || err != nil {
 				left = append(left, id)
+				continue
 			}
+			_ = destroyGroup(p.root, id) // new kernels do it themselves
 		}
 		p.finished(len(waiting) - len(left))
 		if waiting = left; len(waiting) > 0 {

@@ -14,6 +14,7 @@ import (
 const (
 	ctlSubvolCreate = 1<<30 | 4096<<16 | 0x94<<8 | 14
 	ctlSubvolDelete = 1<<30 | 4096<<16 | 0x94<<8 | 15
+	ctlTreeSearch   = 3<<30 | 4096<<16 | 0x94<<8 | 17
 	ctlInodeLookup  = 3<<30 | 4096<<16 | 0x94<<8 | 18
 	ctlResize       = 1<<30 | 4096<<16 | 0x94<<8 | 3
 	ctlStartSync    = 2<<30 | 8<<16 | 0x94<<8 | 24
@@ -26,6 +27,8 @@ const (
 	quotaEnableSimple = 4 // Linux 6.7
 	limitReferenced   = 1 // BTRFS_QGROUP_LIMIT_MAX_RFER
 	rootObject        = 256
+	rootTree          = 1
+	rootItem          = 132
 )
 
 func ioctl(f *os.File, request uintptr, arg []byte) error {
@@ -113,3 +116,20 @@ func growToDevice(root *os.File) error {
 
 // startCommit asks the kernel to write its metadata soon.
 func startCommit(root *os.File) error { return ioctl(root, ctlStartSync, make([]byte, 8)) }
+
+// subvolumeExists reports whether a subvolume has blocks, which is for some
+// time after its deletion.
+func subvolumeExists(root *os.File, id uint64) (bool, error) {
+	arg := make([]byte, 4096)
+	const most = ^uint64(0)
+	for i, v := range []uint64{rootTree, id, id, 0, most, 0, most} { // tree, then min and max of object, offset and transaction
+		binary.NativeEndian.PutUint64(arg[8*i:], v)
+	}
+	for i, v := range []uint32{rootItem, rootItem, 1} { // min and max type, number wanted and found
+		binary.NativeEndian.PutUint32(arg[56+4*i:], v)
+	}
+	if err := ioctl(root, ctlTreeSearch, arg); err != nil {
+		return false, &os.PathError{Op: "look for subvolumes of", Path: root.Name(), Err: err}
+	}
+	return binary.NativeEndian.Uint32(arg[64:]) > 0, nil
+}

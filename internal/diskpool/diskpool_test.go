@@ -70,8 +70,13 @@ func eventually(t testing.TB, what string, ok func() bool) {
 
 // fill writes zeros into a new file until an error, and returns how much the
 // file holds.
-func fill(t testing.TB, dir *os.File, name string, most int64) (int64, error) {
+func fill(t testing.TB, dir *os.File, name string, most int64) (n int64, err error) {
 	t.Helper()
+	err = unprivileged(func() (err error) { n, err = fillNow(dir, name, most); return err })
+	return n, err
+}
+
+func fillNow(dir *os.File, name string, most int64) (int64, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return 0, err

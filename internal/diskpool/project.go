@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -67,7 +68,7 @@ func (p *projectPool) probe() error {
 		return &os.PathError{Op: "create", Path: d.Name() + "/f", Err: err}
 	}
 	defer func() { _ = unix.Close(fd) }()
-	err = unix.Fallocate(fd, 0, 0, 2*size)
+	err = unprivileged(func() error { return unix.Fallocate(fd, 0, 0, 2*size) })
 	if isFull(err) {
 		return nil
 	}
@@ -75,6 +76,28 @@ func (p *projectPool) probe() error {
 		return errors.New("project quotas are counted but not enforced on this file system")
 	}
 	return &os.PathError{Op: "allocate", Path: d.Name() + "/f", Err: err}
+}
+
+// unprivileged runs f without CAP_SYS_RESOURCE, which exempts from quotas. A
+// sandbox never has it: its own is of another user namespace, and overlayfs
+// writes without it.
+func unprivileged(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with its capabilities
+		h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var c [2]unix.CapUserData
+		err := unix.Capget(&h, &c[0])
+		c[0].Effective &^= 1 << unix.CAP_SYS_RESOURCE
+		if err == nil {
+			err = unix.Capset(&h, &c[0])
+		}
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
 }
 
 // make makes a directory that is a project with a limit.
