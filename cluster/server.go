@@ -47,6 +47,9 @@ func NodeUser(id dsec.NodeID) string { return nodePrefix + string(id) }
 // NodePassword derives a node's password; it tells nothing about another's.
 func NodePassword(secret string, id dsec.NodeID) string { return derive(secret, NodeUser(id)) }
 
+// Password of a user of the server, such as "gateway".
+func Password(secret, user string) string { return derive(secret, user) }
+
 func derive(secret, user string) string {
 	m := hmac.New(sha256.New, []byte(secret))
 	m.Write([]byte("nats user " + user))

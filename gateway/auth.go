@@ -94,12 +94,12 @@ func admin(ctx context.Context, op string) error {
 }
 
 // errorMapping turns every error into one with class and detail.
-type errorMapping struct{}
+type errorMapping struct{ g *Gateway }
 
-func (errorMapping) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+func (m errorMapping) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		resp, err := next(ctx, req)
-		return resp, mapped(err)
+		return resp, m.mapped(err)
 	}
 }
 
@@ -107,12 +107,16 @@ func (errorMapping) WrapStreamingClient(next connect.StreamingClientFunc) connec
 	return next
 }
 
-func (errorMapping) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, conn connect.StreamingHandlerConn) error { return mapped(next(ctx, conn)) }
+func (m errorMapping) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error { return m.mapped(next(ctx, conn)) }
 }
 
-// mapped leaves alone what the library says about its own wire.
-func mapped(err error) error {
+// mapped leaves alone what the library says about its own wire. What is cut
+// short because the gateway ends was not canceled by its caller.
+func (m errorMapping) mapped(err error) error {
+	if m.g.ctx.Err() != nil && dsec.ClassOf(err) == dsec.Canceled {
+		err = errClosed
+	}
 	if _, own := err.(*connect.Error); own {
 		return err
 	}

@@ -19,8 +19,8 @@ import (
 // identity, service.
 func (g *Gateway) handler() http.Handler {
 	m := http.NewServeMux()
-	one := connectOptions(maxMessage)
-	many := connectOptions(maxBatch)
+	one := g.connectOptions(maxMessage)
+	many := g.connectOptions(maxBatch)
 	mount := func(path string, h http.Handler) { m.Handle(path, g.authenticated(h)) }
 	mount(dsecv1connect.NewSandboxesHandler(&sandboxes{g}, many...))
 	mount(dsecv1connect.NewCommandsHandler(&commands{g}, one...))
@@ -49,9 +49,9 @@ func (g *Gateway) handler() http.Handler {
 	return g.observe(g.hosts(m), m)
 }
 
-func connectOptions(most int) []connect.HandlerOption {
+func (g *Gateway) connectOptions(most int) []connect.HandlerOption {
 	return []connect.HandlerOption{
-		connect.WithCodec(wire.JSON{}), connect.WithReadMaxBytes(most), connect.WithInterceptors(errorMapping{}),
+		connect.WithCodec(wire.JSON{}), connect.WithReadMaxBytes(most), connect.WithInterceptors(errorMapping{g}),
 		connect.WithCompression("gzip", nil, nil), // most callers are on this machine
 	}
 }

@@ -82,13 +82,22 @@ func (s *Server) call(ctx context.Context, name string, data []byte) *dsecv1.Nod
 	defer cancel()
 	resp, err := s.do(ctx, name, caller{in.Project}, in.Body)
 	if err != nil {
-		return &dsecv1.NodeReply{Error: wire.Detail(err)}
+		return &dsecv1.NodeReply{Error: wire.Detail(s.closing(err))}
 	}
 	body, err := proto.Marshal(resp)
 	if err != nil {
 		return &dsecv1.NodeReply{Error: wire.Detail(dsec.E(dsec.Internal, "encode answer", name, err))}
 	}
 	return &dsecv1.NodeReply{Body: body}
+}
+
+// closing: what was cut short because the agent ends was not canceled by its
+// caller.
+func (s *Server) closing(err error) error {
+	if s.ctx.Err() != nil && dsec.ClassOf(err) == dsec.Canceled {
+		return errClosed
+	}
+	return err
 }
 
 // do runs a verb; a panic costs that call only.

@@ -49,7 +49,7 @@ func (s *Server) mux() http.Handler {
 func (s *Server) raw(fn func(w http.ResponseWriter, r *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := fn(w, r); err != nil {
-			wire.WriteError(w, err)
+			wire.WriteError(w, s.closing(err))
 		}
 	}
 }
@@ -171,7 +171,7 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 	if err == nil {
 		err = buf.Flush()
 	}
-	return f.end(s.ended(id, err))
+	return f.end(s.closing(s.ended(id, err)))
 }
 
 func (s *Server) writeFile(w http.ResponseWriter, r *http.Request) error {
@@ -225,7 +225,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) error {
 	if err == nil {
 		err = buf.Flush()
 	}
-	return f.end(s.ended(id, err))
+	return f.end(s.closing(s.ended(id, err)))
 }
 
 func (s *Server) upload(w http.ResponseWriter, r *http.Request) error {

@@ -17,14 +17,20 @@ import (
 // piece is the most output in one message.
 const piece = 64 << 10
 
-// credit is how far a stream may be sent. The zero value of window is no
+// credit is how far a stream may be sent: a window beyond what the reader
+// acknowledged, where bytes that are gone do not count. A window of 0 is no
 // limit.
 type credit struct {
-	mu     sync.Mutex
-	acked  int64
 	window int64
 	wake   chan struct{} // holds one element after acked grew
+
+	mu    sync.Mutex
+	acked int64
+	gaps  []gap // beyond acked, in order
 }
+
+// gap is bytes [end-n, end) that were dropped before they were read.
+type gap struct{ end, n int64 }
 
 func newCredit(from, window int64) *credit {
 	return &credit{acked: from, window: window, wake: make(chan struct{}, 1)}
@@ -36,11 +42,34 @@ func (c *credit) ack(offset int64) {
 	if offset > c.acked {
 		c.acked = offset
 	}
+	for len(c.gaps) > 0 && c.gaps[0].end <= c.acked {
+		c.gaps = c.gaps[1:]
+	}
 	c.mu.Unlock()
 	select {
 	case c.wake <- struct{}{}:
 	default:
 	}
+}
+
+// skip notes a gap.
+func (c *credit) skip(from, to int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.window > 0 {
+		c.gaps = append(c.gaps, gap{end: to, n: to - from})
+	}
+}
+
+// left is how many bytes may be sent at an offset.
+func (c *credit) left(offset int64) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.acked + c.window - offset
+	for _, g := range c.gaps {
+		n += g.n
+	}
+	return n
 }
 
 // take waits until something may be sent at an offset, and returns how much.
@@ -49,11 +78,8 @@ func (c *credit) take(ctx context.Context, offset int64) (int64, error) {
 		if c.window == 0 {
 			return piece, nil
 		}
-		c.mu.Lock()
-		left := c.acked + c.window - offset
-		c.mu.Unlock()
-		if left > 0 {
-			return left, nil
+		if n := c.left(offset); n > 0 {
+			return n, nil
 		}
 		select {
 		case <-c.wake:
@@ -80,8 +106,8 @@ func follow(ctx context.Context, p process.Process, st process.Stream, from int6
 		if err != nil {
 			return err
 		}
-		if gap := chunk.Offset - at; gap > 0 {
-			c.ack(c.skipped(gap)) // what is gone needs nobody's leave
+		if chunk.Offset > at {
+			c.skip(at, chunk.Offset)
 			at = chunk.Offset
 		}
 		data := chunk.Data
@@ -100,12 +126,6 @@ func follow(ctx context.Context, p process.Process, st process.Stream, from int6
 			return send(&dsecv1.OutputChunk{Stream: name, Offset: at, Eof: true})
 		}
 	}
-}
-
-func (c *credit) skipped(gap int64) int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.acked + gap
 }
 
 // serveOutput follows one exec on a connection of its own.

@@ -47,7 +47,7 @@ func (s *Server) push(w http.ResponseWriter, r *http.Request, fn func(ctx contex
 	if werr != nil {
 		return nil // the reader went away
 	}
-	return f.end(err)
+	return f.end(s.closing(err))
 }
 
 // pump writes messages as they come and flushes when there is no next one yet.

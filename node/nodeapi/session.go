@@ -182,7 +182,7 @@ func (ses *session) unsubscribe(n *dsecv1.ExecName) {
 func (ses *session) fail(sandbox, exec string, err error) {
 	ses.spawn(func() {
 		_ = ses.send(&dsecv1.Frame{Item: &dsecv1.Frame_Error{Error: &dsecv1.SubscriptionError{
-			Sandbox: sandbox, Exec: exec, Error: wire.Detail(err)}}}) // the stream is over: nobody to tell
+			Sandbox: sandbox, Exec: exec, Error: wire.Detail(ses.s.closing(err))}}}) // the stream is over: nobody to tell
 	})
 }
 
@@ -290,7 +290,7 @@ func (ses *session) carry(ctx context.Context, id dsec.SandboxID, p process.Proc
 		if err := <-errs; err != nil && first == nil {
 			first = err
 			if ctx.Err() == nil { // not unsubscribed: say why it ends, once
-				_ = ses.send(subscriptionError(u, ses.s.ended(id, err)))
+				_ = ses.send(subscriptionError(u, ses.s.closing(ses.s.ended(id, err))))
 			}
 			sub.cancel()
 		}
