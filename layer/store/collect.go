@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -103,7 +104,7 @@ func (s *Store) unlinkLocked(d layer.Digest, grace time.Duration) (to string, er
 	if err != nil {
 		return "", diskError("remove layer", string(d), err)
 	}
-	if err := os.Rename(s.path("layers", d.Hex()), tmp); err != nil {
+	if err := os.Rename(s.path("layers", d.Hex()), filepath.Join(tmp, "layer")); err != nil {
 		return "", diskError("remove layer", string(d), err)
 	}
 	return tmp, nil

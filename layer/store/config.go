@@ -1,6 +1,7 @@
 package store
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 
@@ -45,4 +46,17 @@ func overlayEnv(base, up []string) []string {
 		out[i] = kv
 	}
 	return out
+}
+
+// normal is the config as it will be read back: JSON holds no broken UTF-8.
+func normal(c *image.Config) (*image.Config, error) {
+	if c == nil {
+		return nil, nil
+	}
+	b, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	out := &image.Config{}
+	return out, json.Unmarshal(b, out)
 }

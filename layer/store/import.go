@@ -67,8 +67,9 @@ func (s *Store) ImportTar(ctx context.Context, t Tar, tag string, opts image.Opt
 	opts.KeepWhiteouts = opts.KeepWhiteouts || t.Upper
 	info, err := s.convert(ctx, loc, t.Config, image.Files{Input: in}, opts)
 	in.Close() // stops the feeding if nobody read to the end
-	if fedErr := <-fed; err != nil && fedErr != nil && !errors.Is(fedErr, unix.EPIPE) {
-		// A stream that broke looks like a bad tar to who reads it.
+	if fedErr := <-fed; fedErr != nil && !errors.Is(fedErr, unix.EPIPE) {
+		// A stream that broke looks like a bad tar to who reads it, or, at the
+		// end of a member, like a whole one.
 		err = diskError("read tar", t.Name, fedErr)
 	}
 	if err != nil || tag == "" {
@@ -172,7 +173,10 @@ func (s *Store) seal(dir string, files image.Files, config *image.Config, source
 	if err != nil {
 		return layer.Info{}, dsec.E(dsec.Corrupt, "check new layer", source, err)
 	}
-	m.Entries, m.Config = int64(im.Inodes()), config
+	m.Entries = int64(im.Inodes())
+	if m.Config, err = normal(config); err != nil {
+		return layer.Info{}, err
+	}
 	if len(m.Encode()) > layer.MaxManifest {
 		return layer.Info{}, dsec.Errorf(dsec.Invalid, "import layer", source, "config of more than %d bytes", layer.MaxManifest)
 	}
