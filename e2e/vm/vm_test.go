@@ -3,6 +3,7 @@ package vm
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -71,7 +72,9 @@ var (
 func inGuest(t *testing.T, pkg, before string, j Job, flags ...string) map[string]bool {
 	t.Helper()
 	k := kernel(t)
-	j.Files = map[string]string{"/t.test": testBinary(t, pkg)}
+	files := map[string]string{"/t.test": testBinary(t, pkg)}
+	maps.Copy(files, j.Files)
+	j.Files = files
 	j.Script = before + "\ncd /tmp && /t.test -test.v -test.timeout 8m " + strings.Join(flags, " ") + "\n"
 	r := run(t, k, 10*time.Minute, j)
 	ok := map[string]bool{}

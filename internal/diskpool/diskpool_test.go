@@ -212,7 +212,7 @@ type keepThrough struct{ Keeper }
 func TestRemoveGivesTheSpaceBack(t *testing.T) {
 	onEach(t, func(t *testing.T, o Options) {
 		p := testPool(t, o)
-		for i := range 6 { // together twice what the pool can hold
+		for i := range 4 { // together more than the pool can hold
 			dir, err := p.Create(t.Context(), "a", 200<<20, Owner{})
 			if err != nil {
 				t.Fatal(err)
