@@ -11,7 +11,7 @@ import (
 
 // verbs of the command line, in the order in which help shows them.
 var verbs = []func() *cobra.Command{
-	daemon.Up, daemon.Gateway, daemon.Bench,
+	daemon.Up, daemon.Down, daemon.Gateway, daemon.Node, daemon.Bench,
 }
 
 func newRoot() *cobra.Command {

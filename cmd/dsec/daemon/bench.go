@@ -99,6 +99,7 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 	if err := makeDirs(s); err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, removeGroups(context.WithoutCancel(ctx), s), os.RemoveAll(dir)) }()
 	b := &bed{dir: dir}
 	var layers *store.Store
 	steps := append([]lifecycle.Step{
@@ -117,9 +118,7 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 	if err != nil {
 		return err
 	}
-	defer func() {
-		err = errors.Join(err, b.end(context.WithoutCancel(ctx), s, stack), os.RemoveAll(dir))
-	}()
+	defer func() { err = errors.Join(err, b.end(context.WithoutCancel(ctx), s, stack)) }()
 	b.ours = bench.Runtime{Name: "dsec", RT: b.tier, Layers: b.layers, Spec: benchSpec(f), Argv: f.argv, Node: "bench"}
 	return run(ctx, f, b)
 }
@@ -161,10 +160,10 @@ func benchCreate(ctx context.Context, f *benchFlags, b *bed) error {
 			contenders = append(contenders, c)
 		}
 	}
-	return report(ctx, f, contenders, "one live sandbox after the other: create, first command, destroy")
+	return printBench(ctx, f, contenders, "one live sandbox after the other: create, first command, destroy")
 }
 
-func report(ctx context.Context, f *benchFlags, contenders []bench.Contender, title string) error {
+func printBench(ctx context.Context, f *benchFlags, contenders []bench.Contender, title string) error {
 	samples, err := bench.Run(ctx, contenders, bench.Options{Concurrency: f.concurrency, Rounds: f.rounds, Cycles: f.cycles,
 		Progress: func(line string) { fmt.Fprintln(os.Stderr, line) }})
 	if err != nil {
@@ -230,7 +229,7 @@ func benchExec(ctx context.Context, f *benchFlags, b *bed) error {
 	}
 	for _, k := range known {
 		if strings.Contains(k.ID, string(id)) {
-			return report(ctx, f, []bench.Contender{b.ours.ExecContender(id), bench.PlainExec(k.PID, f.argv)},
+			return printBench(ctx, f, []bench.Contender{b.ours.ExecContender(id), bench.PlainExec(k.PID, f.argv)},
 				"one command in a live sandbox, beside a plain fork, setns and exec of the same program")
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/config"
 	"github.com/opendsec/dsec/internal/diskpool"
+	"github.com/opendsec/dsec/internal/embedded"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/netpolicy/veth"
@@ -100,7 +101,13 @@ func startHold(ctx context.Context, s *settings, groups *cgroup.Root) (*hold.Cli
 	for _, t := range h.Tasks {
 		tasks = append(tasks, t.Name())
 	}
-	return hold.Ensure(ctx, hold.Options{Socket: s.holdSocket(), Cgroup: h.Unified.Name(), Tasks: tasks, Log: s.holdLog(), Start: openHold})
+	binary, err := embedded.Hold()
+	if err != nil {
+		return nil, err
+	}
+	defer binary.Close()
+	return hold.Ensure(ctx, hold.Options{Socket: s.holdSocket(), Binary: binary, Cgroup: h.Unified.Name(), Tasks: tasks,
+		Log: s.holdLog(), Start: openHold})
 }
 
 func poolSize(s *settings) (int64, error) {

@@ -11,8 +11,7 @@ import (
 	"github.com/opendsec/dsec/internal/lifecycle"
 )
 
-// teardown ends a machine for good: every sandbox, the hold, the network, the
-// control groups. What is on disk stays.
+// teardown ends a machine for good: every sandbox, the network, the hold. What is on disk stays.
 func (m *machine) teardown(ctx context.Context, s *settings, stack *lifecycle.Stack) error {
 	var errs []error
 	list, err := m.tier.List(ctx)
@@ -23,12 +22,16 @@ func (m *machine) teardown(ctx context.Context, s *settings, stack *lifecycle.St
 	if m.network != nil {
 		errs = append(errs, m.network.Remove(ctx))
 	}
-	errs = append(errs, stack.Close(ctx), endHold(ctx, s))
+	return errors.Join(append(errs, stack.Close(ctx), endHold(ctx, s))...)
+}
+
+// removeGroups removes every control group of a machine whose hold has ended.
+func removeGroups(ctx context.Context, s *settings) error {
 	groups, err := cgroup.Open(s.cgroupName())
 	if err != nil {
-		return errors.Join(append(errs, err)...)
+		return err
 	}
-	return errors.Join(append(errs, groups.RemoveAll(ctx))...)
+	return groups.RemoveAll(ctx)
 }
 
 // endHold ends the hold, and with it the last reference to every mount.

@@ -1,0 +1,142 @@
+package daemon
+
+import (
+	"context"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/layer/store"
+	"github.com/opendsec/dsec/node/nodeapi"
+)
+
+// layers serves a layer store to the API. Layers are named by their content,
+// so a repeated call gives the same layer without a table of call ids.
+type layers struct {
+	store   *store.Store
+	spool   string // directory for uploads that must be read twice
+	options image.Options
+}
+
+func (l *layers) Import(ctx context.Context, r nodeapi.Import, progress func(nodeapi.Progress)) (nodeapi.Layer, error) {
+	o := l.options
+	o.Progress = report(progress)
+	if r.Arch != "" {
+		o.Platform = "linux/" + r.Arch
+	}
+	source := r.Source
+	if r.Tar != nil {
+		path, err := l.spooled(r.Tar)
+		if err != nil {
+			return nodeapi.Layer{}, err
+		}
+		defer os.Remove(path)
+		source = path
+	}
+	info, err := l.store.Import(ctx, source, r.Tag, o)
+	if err != nil {
+		return nodeapi.Layer{}, err
+	}
+	return l.Inspect(ctx, dsec.LayerRef(info.Digest))
+}
+
+func (l *layers) Build(ctx context.Context, r nodeapi.Build, progress func(nodeapi.Progress)) (nodeapi.Layer, error) {
+	owner, err := parseOwner(r.Owner)
+	if err != nil {
+		return nodeapi.Layer{}, err
+	}
+	o := l.options
+	o.Progress, o.At, o.Owner, o.KeepWhiteouts = report(progress), r.At, owner, true
+	if r.Tar != nil {
+		info, err := l.store.ImportTar(ctx, store.Tar{R: r.Tar, Name: r.Source}, r.Tag, o)
+		if err != nil {
+			return nodeapi.Layer{}, err
+		}
+		return l.Inspect(ctx, dsec.LayerRef(info.Digest))
+	}
+	info, err := l.store.Import(ctx, r.Source, r.Tag, o)
+	if err != nil {
+		return nodeapi.Layer{}, err
+	}
+	return l.Inspect(ctx, dsec.LayerRef(info.Digest))
+}
+
+// spooled writes a stream to a file: an archive is read twice.
+func (l *layers) spooled(r io.Reader) (path string, err error) {
+	f, err := os.CreateTemp(l.spool, "upload-*.tar")
+	if err != nil {
+		return "", dsec.E(dsec.Internal, "spool upload", l.spool, err)
+	}
+	_, err = io.Copy(f, r)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return "", dsec.E(dsec.Unavailable, "spool upload", f.Name(), err)
+	}
+	return f.Name(), nil
+}
+
+func (l *layers) List(ctx context.Context) ([]nodeapi.Layer, error) {
+	all, err := l.store.List(ctx)
+	out := make([]nodeapi.Layer, 0, len(all))
+	for _, e := range all {
+		out = append(out, nodeapi.Layer{Info: e.Info, Tags: e.Tags})
+	}
+	return out, err
+}
+
+func (l *layers) Inspect(ctx context.Context, ref dsec.LayerRef) (nodeapi.Layer, error) {
+	e, err := l.store.Inspect(ctx, ref)
+	return nodeapi.Layer{Info: e.Info, Tags: e.Tags}, err
+}
+
+func (l *layers) Remove(ctx context.Context, ref dsec.LayerRef) (existed bool, err error) {
+	err = l.store.Remove(ctx, ref)
+	if dsec.ClassOf(err) == dsec.NotFound {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (l *layers) Tag(ctx context.Context, ref, tag dsec.LayerRef) error {
+	e, err := l.store.Inspect(ctx, ref)
+	if err != nil {
+		return err
+	}
+	return l.store.Tag(ctx, string(tag), e.Digest)
+}
+
+// commit makes a layer of what a sandbox wrote.
+func (l *layers) commit(ctx context.Context, tar io.Reader, tag string, base image.Config) (string, error) {
+	info, err := l.store.ImportTar(ctx, store.Tar{R: tar, Name: "commit", Config: &base, Upper: true}, tag, l.options)
+	return string(info.Digest), err
+}
+
+func report(fn func(nodeapi.Progress)) func(image.Progress) {
+	if fn == nil {
+		return nil
+	}
+	return func(p image.Progress) { fn(nodeapi.Progress{Phase: "convert", Done: p.Bytes}) }
+}
+
+// parseOwner reads "uid" or "uid:gid"; "" keeps the source's owners.
+func parseOwner(s string) (*image.Owner, error) {
+	if s == "" {
+		return nil, nil
+	}
+	u, g, both := strings.Cut(s, ":")
+	uid, err := strconv.ParseUint(u, 10, 32)
+	gid := uid
+	if err == nil && both {
+		gid, err = strconv.ParseUint(g, 10, 32)
+	}
+	if err != nil {
+		return nil, dsec.Errorf(dsec.Invalid, "read owner", dsec.Quote(s), "want uid or uid:gid, as numbers")
+	}
+	return &image.Owner{UID: uint32(uid), GID: uint32(gid)}, nil
+}

@@ -1,0 +1,152 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/cluster"
+	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/image/worker"
+	"github.com/opendsec/dsec/internal/config"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/internal/supervise"
+	"github.com/opendsec/dsec/internal/version"
+	"github.com/opendsec/dsec/layer/store"
+	"github.com/opendsec/dsec/node"
+	"github.com/opendsec/dsec/node/nodeapi"
+	"github.com/opendsec/dsec/runtime"
+)
+
+const nodeSecretFD = supervise.FirstFD
+
+// Node is the hidden verb of the agent, started by up.
+func Node() *cobra.Command {
+	var s settings
+	var nats string
+	c := &cobra.Command{
+		Use: "node", Short: "Run the agent of this machine (started by up)", Hidden: true, Args: cobra.NoArgs,
+		Example: "  dsec up   # starts it",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := s.load(); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM)
+			defer stop()
+			return serveNode(ctx, &s, nats)
+		},
+	}
+	s.register(c)
+	c.Flags().StringVar(&nats, "nats", "", "loopback port of the embedded NATS server")
+	return c
+}
+
+// agent is everything of a node but its connection to the gateway.
+type agent struct {
+	machine
+	id     dsec.NodeID
+	store  *store.Store
+	layers *layers
+	node   *node.Node
+}
+
+func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifecycle.Stack, error) {
+	var err error
+	if a.id, err = s.nodeID(); err != nil {
+		return nil, err
+	}
+	steps := a.steps(s, log)
+	steps = append(steps,
+		lifecycle.Step{Name: "layers", Do: func(context.Context) (err error) {
+			w := worker.New(worker.Options{Cgroups: a.groups, Log: log})
+			if a.store, err = store.Open(s.layerDir(), store.Options{Convert: w.Convert, Log: log}); err != nil {
+				return err
+			}
+			a.layers = &layers{store: a.store, spool: s.layerDir(), options: imageOptions(s)}
+			return nil
+		}, Undo: func(context.Context) error { return a.store.Close() }},
+		lifecycle.Step{Name: "node", Do: func(context.Context) (err error) {
+			c, err := a.config(s, log)
+			if err != nil {
+				return err
+			}
+			a.node, err = node.New(c)
+			return err
+		}, Undo: func(context.Context) error { return a.node.Close() }},
+	)
+	return lifecycle.Open(ctx, "agent", steps...)
+}
+
+func imageOptions(s *settings) image.Options {
+	var o image.Options
+	if s.Node.Mirror != "" {
+		o.Mirrors = map[string][]string{"*": {s.Node.Mirror}}
+	}
+	return o
+}
+
+func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
+	records, err := config.Bytes(s.Node.RecordBytes, 0)
+	if err != nil {
+		return node.Config{}, dsec.E(dsec.Invalid, "read size", "node.record_bytes", err)
+	}
+	return node.Config{ID: a.id, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,
+		Import: a.layers.commit, MountRoots: s.Node.MountRoots,
+		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
+		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
+}
+
+func serveNode(ctx context.Context, s *settings, natsPort string) error {
+	ctx, ready := supervise.Join(ctx)
+	log := nodeLog()
+	slog.SetDefault(log)
+	secret, err := readSecret(nodeSecretFD)
+	if err != nil {
+		return err
+	}
+	var a agent
+	stack, err := a.open(ctx, s, log)
+	if err != nil {
+		return err
+	}
+	closing := context.WithoutCancel(ctx)
+	server, err := a.serve(s, natsPort, secret, log)
+	if err != nil {
+		return errors.Join(err, stack.Close(closing))
+	}
+	if err := ready(); err != nil {
+		return errors.Join(err, server.Close(), stack.Close(closing))
+	}
+	select {
+	case <-ctx.Done():
+	case <-a.hold.Done():
+		err = dsec.Errorf(dsec.Unavailable, "serve node", string(a.id), "the hold has ended")
+	}
+	return errors.Join(err, server.Close(), stack.Close(closing))
+}
+
+// serve connects the agent to the gateway.
+func (a *agent) serve(s *settings, natsPort, secret string, log *slog.Logger) (*nodeapi.Server, error) {
+	_ = os.Remove(s.dataSocket()) // of an agent that was killed; there is one agent for a lock
+	l, err := net.Listen("unix", s.dataSocket())
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "listen", s.dataSocket(), err)
+	}
+	err = errors.Join(os.Chown(s.dataSocket(), 0, s.Gateway.UID), os.Chmod(s.dataSocket(), 0o660))
+	if err != nil {
+		l.Close()
+		return nil, dsec.E(dsec.Internal, "listen", s.dataSocket(), err)
+	}
+	return nodeapi.Open(nodeapi.Config{Node: a.id, Service: a.node, Inside: a.node, Watcher: a.node, Layers: a.layers,
+		Doctor: func(ctx context.Context) []runtime.Report { return []runtime.Report{a.tier.Probe(ctx)} },
+		NATS:   "nats://" + net.JoinHostPort("127.0.0.1", natsPort), User: cluster.NodeUser(a.id), Password: cluster.NodePassword(secret, a.id),
+		Listener: l, Address: "unix:" + s.dataSocket(), Version: version.Version, Log: log})
+}
