@@ -48,8 +48,18 @@ func (a action) ret() instruction {
 // unknown is the answer to numbers that no table has: as an older kernel.
 var unknown = refuse(eNOSYS, "the call is newer than this version of dsec", "programs fall back as on an older kernel")
 
-// rulesOf decides every call of a profile by name.
-func rulesOf(p Profile) map[string]rule {
+// rulesOf decides every call of a profile by name. The result is shared.
+func rulesOf(p Profile) map[string]rule { return ruleSets()[p] }
+
+var ruleSets = sync.OnceValue(func() map[Profile]map[string]rule {
+	sets := map[Profile]map[string]rule{}
+	for _, p := range Profiles {
+		sets[p] = makeRules(p)
+	}
+	return sets
+})
+
+func makeRules(p Profile) map[string]rule {
 	rules := conditions()
 	for name := range strings.FieldsSeq(plainCalls) {
 		rules[name] = rule{otherwise: allowed}

@@ -146,7 +146,7 @@ if __name__ == "__main__":
 		{"tar", "tar", `mkdir d && echo x > d/a && ln -s a d/b && ln d/a d/c && mkfifo d/p && tar -cpf t.tar d && rm -r d && tar -xpf t.tar && cat d/b`, "x"},
 		{"make and shell jobs", "make", `printf 'all: a b\na b:\n\t@sleep 0; echo $@ > $@\n' > Makefile && make -s -j4 && cat a b | tr -d '\n'`, "ab"},
 		{"chroot", "chroot", `mkdir r && cp "$(command -v busybox)" r/ && chroot r /busybox echo in`, "in"},
-		{"go", "go", `go version | cut -c1-2`, "go"},
+		{"go", "go", `HOME=/nonexistent go version | cut -c1-2`, "go"},
 		{"perl", "perl", `perl -e 'my $p = fork; exit 0 if !$p; wait; print "ok\n"'`, "ok"},
 		{"zstd", "zstd", `head -c 1000000 /dev/zero | zstd -q -T2 | zstd -dq | wc -c`, "1000000"},
 		{"dpkg-deb", "dpkg-deb", `mkdir -p p/DEBIAN && printf 'Package: x\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n' > p/DEBIAN/control && dpkg-deb -b p x.deb >/dev/null && dpkg-deb -f x.deb Package`, "x"},
