@@ -203,6 +203,7 @@ func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
 			return nil, err
 		}
 		s.forkers <- k
+		s.all = append(s.all, k)
 		go s.watchForker(k)
 	}
 	return s, nil
@@ -212,14 +213,17 @@ func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
 // one that was killed is replaced by the thread that owns them.
 func (s *server) watchForker(k *forker) {
 	for {
-		st, err := k.proc.Wait()
+		k.mu.Lock()
+		proc := k.proc
+		k.mu.Unlock()
+		st, err := proc.Wait()
 		select {
 		case <-s.quit:
 			close(k.ended)
 			return
 		default:
 		}
-		s.log.Error("forker ended", "pid", k.proc.Pid, "state", st, "error", err)
+		s.log.Error("forker ended", "pid", proc.Pid, "state", st, "error", err)
 		again := make(chan struct{})
 		ask := s.respawn
 		for again != nil {
@@ -292,7 +296,7 @@ func (s *server) shutdown(ctx context.Context) {
 func (s *server) endForkers() {
 	for range cap(s.forkers) {
 		k := <-s.forkers
-		_ = k.c.Close()
+		_ = k.conn().Close()
 		<-k.ended
 	}
 }

@@ -97,9 +97,10 @@ func (e *execution) watch() {
 	if input != nil && e.spec.Spec.PTY != nil {
 		go e.closePTY(input)
 	}
+	close(e.done)
 	_ = e.pidfd.Close()
 	e.sb.s.removeCgroup(e.group)
-	close(e.done)
+	close(e.gone)
 	e.sb.s.emit(Event{Type: ExecExited, Sandbox: e.sb.spec.ID, Exec: e.spec.Spec.ID, Result: r})
 }
 

@@ -1,6 +1,7 @@
 package hold
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -24,6 +25,7 @@ type execution struct {
 	started chan struct{} // closed when the start succeeded or failed
 	failed  error         // of the start
 	done    chan struct{} // closed when ended
+	gone    chan struct{} // closed when its cgroup is dealt with
 
 	pid   int
 	pidfd *os.File
@@ -54,7 +56,7 @@ func (s *server) exec(w wireExec) (*execution, error) {
 	if err := sb.alive("exec"); err != nil {
 		return nil, err
 	}
-	e := &execution{sb: sb, spec: w, started: make(chan struct{}), done: make(chan struct{}), group: filepath.Join(sb.spec.Cgroup, "exec-"+id)}
+	e := &execution{sb: sb, spec: w, started: make(chan struct{}), done: make(chan struct{}), gone: make(chan struct{}), group: filepath.Join(sb.spec.Cgroup, "exec-"+id)}
 	e.clock = newClock(w.Spec.Timeout, func() { e.end(process.TimedOut) })
 	sb.mu.Lock()
 	if !sb.entered {
@@ -74,6 +76,7 @@ func (s *server) exec(w wireExec) (*execution, error) {
 		e.failed = err
 		close(e.started)
 		close(e.done)
+		close(e.gone)
 		return nil, err
 	}
 	sb.mu.Lock()
@@ -464,6 +467,7 @@ func (sb *sandbox) release(id string) error {
 	default:
 		return dsec.Errorf(dsec.IllegalState, "release exec", id, "it runs")
 	}
+	<-e.gone
 	sb.mu.Lock()
 	delete(sb.execs, id)
 	sb.mu.Unlock()
@@ -510,76 +514,73 @@ func (l *launch) run() (*child, *os.File, error) {
 		return nil, nil, err
 	}
 	defer closeAll(tasks)
-	ours, theirs, err := seqpacketPair()
+	report, theirs, err := seqpacketPair()
 	if err != nil {
-		return nil, nil, err
-	}
-	report, err := unixConn(ours)
-	if err != nil {
-		_ = theirs.Close()
 		return nil, nil, err
 	}
 	defer func() { _ = report.Close() }()
 	files := append([]*os.File{l.image, l.sb.pidfd, theirs, group}, tasks...)
 	files = append(files, l.last...)
-	var a answer
-	err = l.sb.s.withForker(l.sb.s.ctx(), func(k *forker) (err error) {
-		a, _, err = k.call(nativeExec, 0, files)
-		return err
-	})
+	err = l.sb.s.anyForker().tell(nativeExec, files)
 	_ = theirs.Close()
 	if err != nil {
 		return nil, nil, err
 	}
-	if !a.ok() {
-		return nil, nil, &launchError{a}
-	}
-	return l.follow(report, int(a.PID))
+	return l.follow(int(report.Fd()))
 }
 
-// follow reads what the two processes on the way report until the command runs
-// its own program.
-func (l *launch) follow(report *net.UnixConn, between int) (c *child, pty *os.File, err error) {
-	_ = report.SetReadDeadline(time.Now().Add(nativeWait))
-	pid := 0
-	for err == nil {
-		a, files, rerr := recvAnswer(report)
+// follow reads what the two processes on the way report. The last word has the
+// one between: it speaks when the other runs its own program, or has failed.
+func (l *launch) follow(report int) (c *child, pty *os.File, err error) {
+	tv := unix.NsecToTimeval(int64(nativeWait))
+	if err := unix.SetsockoptTimeval(report, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return nil, nil, os.NewSyscallError("setsockopt", err)
+	}
+	for {
+		a, files, rerr := waitAnswer(report)
 		switch {
-		case errors.Is(rerr, net.ErrClosed):
-			err = net.ErrClosed
-		case rerr != nil:
+		case rerr != nil: // killed on the way, or stuck
+			if err == nil && errors.Is(rerr, net.ErrClosed) {
+				rerr = &launchError{answer{Step: stepSetns, Errno: int32(unix.ESRCH)}}
+			} else if err == nil {
+				rerr = dsec.E(dsec.Timeout, "exec", l.sb.spec.ID, rerr)
+			}
 			_ = killCgroup(l.group)
-			err = dsec.E(dsec.Timeout, "exec", l.sb.spec.ID, rerr)
+			reapStray(l.group)
+			closeAll([]*os.File{pty})
+			return nil, nil, cmp.Or(err, rerr)
 		case !a.ok():
 			err = &launchError{a}
-		case a.PID > 0:
-			pid = int(a.PID)
+			if a.Step > stepImage { // said by the command-to-be: the one between is still to speak
+				continue
+			}
+			if a.Self != 0 {
+				reapPID(int(a.Self))
+			}
+			return nil, nil, err
 		case len(files) > 0 && pty == nil:
 			pty, files = files[0], files[1:]
+		case a.PID != 0:
+			return l.arrived(a, pty, err)
 		}
 		closeAll(files)
 	}
-	reapPID(between)
-	if pid == 0 {
+}
+
+// arrived has the command's number, whether it runs or has failed.
+func (l *launch) arrived(a answer, pty *os.File, err error) (*child, *os.File, error) {
+	if err != nil {
+		reapPID(int(a.PID))
+		reapPID(int(a.Self))
+		closeAll([]*os.File{pty})
+		return nil, nil, err
+	}
+	pidfd, err := childPidfd(int(a.PID))
+	reapPID(int(a.Self))
+	if err != nil {
 		_ = killCgroup(l.group)
-		reapStray(l.group)
+		closeAll([]*os.File{pty})
+		return nil, nil, err
 	}
-	if errors.Is(err, net.ErrClosed) {
-		err = nil
-		if pid == 0 {
-			err = &launchError{answer{Step: stepSetns, Errno: int32(unix.ESRCH)}}
-		}
-	}
-	if err == nil {
-		var fd *os.File
-		if fd, err = childPidfd(pid); err == nil {
-			return &child{pid: pid, pidfd: fd}, pty, nil
-		}
-	}
-	if pid != 0 {
-		_ = killCgroup(l.group)
-		reapPID(pid)
-	}
-	closeAll([]*os.File{pty})
-	return nil, nil, err
+	return &child{pid: int(a.PID), pidfd: pidfd}, pty, nil
 }

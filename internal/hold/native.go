@@ -35,7 +35,7 @@ const (
 	stepTasks = 4
 	stepSetns = 5
 	stepFork  = 6
-	stepPTY   = 8
+	stepImage = 7
 	stepCwd   = 17
 	stepExec  = 18
 	stepPlan  = 21
@@ -43,7 +43,9 @@ const (
 
 // answer is what the C program says: at which step it stands or broke off.
 type answer struct {
-	Step, Errno, PID, _ int32
+	Step, Errno int32
+	PID         int32 // of the new process
+	Self        int32 // of who says it
 }
 
 func (a answer) ok() bool { return a.Step == 0 && a.Errno == 0 }
@@ -74,11 +76,19 @@ const (
 // forker is one single-threaded process that forks for us. It serves one
 // request at a time.
 type forker struct {
-	c     *net.UnixConn
-	proc  *os.Process
 	ended chan struct{} // closed when it was reaped
 
-	mu sync.Mutex
+	one sync.Mutex // held by a request that waits for its answer
+
+	mu   sync.Mutex
+	c    *net.UnixConn
+	proc *os.Process
+}
+
+func (k *forker) conn() *net.UnixConn {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.c
 }
 
 // forkerImage is a sealed memfd with the C program.
@@ -122,16 +132,26 @@ func startForker(image *os.File) (*forker, error) {
 	return &forker{c: c, proc: p, ended: make(chan struct{})}, nil
 }
 
+// tell sends a request that has no answer.
+func (k *forker) tell(op uint32, files []*os.File) error {
+	b := binary.LittleEndian.AppendUint32(nil, op)
+	if err := sendFiles(k.conn(), binary.LittleEndian.AppendUint32(b, 0), files); err != nil {
+		return dsec.E(dsec.Internal, "ask forker", "", err)
+	}
+	return nil
+}
+
 // call sends a request and waits for its answer.
 func (k *forker) call(op, flags uint32, files []*os.File) (answer, *os.File, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.one.Lock()
+	defer k.one.Unlock()
 	b := binary.LittleEndian.AppendUint32(nil, op)
 	b = binary.LittleEndian.AppendUint32(b, flags)
-	if err := sendFiles(k.c, b, files); err != nil {
+	c := k.conn()
+	if err := sendFiles(c, b, files); err != nil {
 		return answer{}, nil, dsec.E(dsec.Internal, "ask forker", "", err)
 	}
-	a, got, err := recvAnswer(k.c)
+	a, got, err := recvAnswer(c)
 	if err != nil {
 		return answer{}, nil, dsec.E(dsec.Internal, "ask forker", "", err)
 	}
@@ -166,15 +186,35 @@ func recvAnswer(c *net.UnixConn) (answer, []*os.File, error) {
 	if err != nil {
 		return answer{}, nil, err
 	}
-	files, err := receivedFiles(oob[:oobn])
+	return parseAnswer(b[:n], oob[:oobn])
+}
+
+// waitAnswer is recvAnswer on a plain descriptor: the thread waits in the
+// kernel, which saves a command's start the way through the runtime's poller.
+func waitAnswer(fd int) (answer, []*os.File, error) {
+	var b [64]byte
+	oob := make([]byte, unix.CmsgSpace(4*4))
+	var n, oobn int
+	err := noEINTR(func() (err error) {
+		n, oobn, _, _, err = unix.Recvmsg(fd, b[:], oob, unix.MSG_CMSG_CLOEXEC)
+		return err
+	})
+	if err != nil {
+		return answer{}, nil, os.NewSyscallError("recvmsg", err)
+	}
+	return parseAnswer(b[:n], oob[:oobn])
+}
+
+func parseAnswer(b, oob []byte) (answer, []*os.File, error) {
+	files, err := receivedFiles(oob)
 	if err != nil {
 		return answer{}, nil, err
 	}
-	if n == 0 {
+	if len(b) == 0 {
 		return answer{}, nil, net.ErrClosed
 	}
 	var a answer
-	if err := binary.Read(bytes.NewReader(b[:n]), binary.LittleEndian, &a); err != nil {
+	if err := binary.Read(bytes.NewReader(b), binary.LittleEndian, &a); err != nil {
 		closeAll(files)
 		return answer{}, nil, err
 	}

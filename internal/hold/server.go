@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,9 +23,11 @@ type server struct {
 	started  time.Time
 	log      *slog.Logger
 	forkers  chan *forker // idle ones
-	helper   *os.File     // the program of file helpers
-	lock     *os.File     // held as long as we live
-	image    *os.File     // the forker's program
+	all      []*forker
+	turn     atomic.Uint32
+	helper   *os.File // the program of file helpers
+	lock     *os.File // held as long as we live
+	image    *os.File // the forker's program
 	respawn  chan respawn
 	quit     chan struct{}
 	quitOnce sync.Once

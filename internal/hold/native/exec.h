@@ -30,7 +30,7 @@ static void terminal(struct image *m, int report)
 	    (e = slave = (int)sys3(__NR_ioctl, master, TIOCGPTPEER, O_RDWR | O_NOCTTY)) < 0 ||
 	    (e = sys3(__NR_ioctl, slave, TIOCSCTTY, 0)) < 0)
 		die(report, S_PTY, e);
-	say(report, 0, 0, 0, master, -1);
+	say(report, 0, 0, 0, 0, master, -1);
 	for (int i = 0; i < 3; i++)
 		sys3(__NR_dup3, slave, i, 0);
 }
@@ -50,7 +50,6 @@ static void credentials(struct image *m, char *base, int report)
 	sys2(__NR_prctl, PR_SET_KEEPCAPS, 1);
 	if ((e = sys3(__NR_setresuid, m->uid, m->uid, m->uid)) < 0)
 		die(report, S_UID, e);
-	sys2(__NR_prctl, PR_SET_DUMPABLE, 0);
 	if ((e = sys2(__NR_capset, &h, d)) < 0)
 		die(report, S_CAPS, e);
 	if (m->flags & I_NNP && (e = sys5(__NR_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) < 0)
@@ -66,8 +65,9 @@ static void credentials(struct image *m, char *base, int report)
 			die(report, S_CAPS, e);
 }
 
-/* The last steps of the process that becomes the command. */
-static void become(struct image *m, char *base, int *fds, int report)
+/* The last steps of the process that becomes the command. It borrows the memory
+ * of its maker, which waits: so it must be a call, and never returns. */
+static __attribute__((noinline, noreturn)) void become(struct image *m, char *base, int *fds, int report)
 {
 	struct rlim *r = (struct rlim *)(base + m->rlimits);
 	char **argv = strings(base, m->argv), **envp = strings(base, m->envp), **path = strings(base, m->paths);
@@ -104,13 +104,13 @@ static void become(struct image *m, char *base, int *fds, int report)
 }
 
 /* A process of the machine on its way into a sandbox: it joins the cgroups
- * while it still may, then the namespaces, and leaves a child there whose
- * parent is the hold. */
+ * while it still may, then the namespaces, and makes a child there whose parent
+ * is the hold. When that has become the command or has failed, it tells and ends. */
 static void join(int *fds)
 {
 	int report = fds[2];
 	struct stat st;
-	struct clone_args a = { .flags = CLONE_PARENT };
+	struct clone_args a = { .flags = CLONE_PARENT | CLONE_VM | CLONE_VFORK };
 	long e = sys4(__NR_newfstatat, fds[0], "", &st, AT_EMPTY_PATH), fd;
 	char *base = (char *)SYS(__NR_mmap, 0, st.st_size, 3 /* RW */, 2 /* MAP_PRIVATE */, fds[0], 0);
 	struct image *m = (struct image *)base;
@@ -131,7 +131,7 @@ static void join(int *fds)
 		become(m, base, fds + 4 + m->ntasks, report);
 	if (e < 0)
 		die(report, S_FORK, e);
-	say(report, 0, 0, (int)e, -1, -1);
+	say(report, 0, 0, (int)e, (int)sys0(__NR_getpid), -1, -1);
 	sys1(__NR_exit_group, 0);
 }
 
@@ -141,5 +141,6 @@ static void start_exec(int *fds)
 	long pid = sys2(__NR_clone3, &a, sizeof a);
 	if (pid == 0)
 		join(fds);
-	say(CTL, pid < 0 ? S_CLONE : 0, pid < 0 ? pid : 0, (int)pid, -1, -1);
+	if (pid < 0)
+		say(fds[2], S_CLONE, pid, 0, 0, -1, -1);
 }

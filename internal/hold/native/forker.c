@@ -23,20 +23,20 @@ enum {
 struct request { u32 op, flags; };                 /* hold to forker */
 enum { OP_SPAWN = 1, OP_EXEC = 2 };
 enum { F_NETNS = 1 };                              /* SPAWN: join the third descriptor */
-struct reply { i32 step, err, pid, more; };        /* everybody to hold */
+struct reply { i32 step, err, pid, self; };        /* everybody to hold */
 
 static char buf[MAXMSG];
 
-static void say(int sock, int step, long err, int pid, int fd1, int fd2)
+static void say(int sock, int step, long err, int pid, int self, int fd1, int fd2)
 {
-	struct reply r = { step, (i32)(err < 0 ? -err : err), pid, 0 };
+	struct reply r = { step, (i32)(err < 0 ? -err : err), pid, self };
 	int fds[2] = { fd1, fd2 };
 	send_fds(sock, &r, sizeof r, fds, fd1 < 0 ? 0 : fd2 < 0 ? 1 : 2);
 }
 
 static __attribute__((noreturn)) void die(int sock, int step, long err)
 {
-	say(sock, step, err, (int)sys0(__NR_getpid), -1, -1);
+	say(sock, step, err, 0, (int)sys0(__NR_getpid), -1, -1);
 	for (;;)
 		sys1(__NR_exit_group, 127);
 }
@@ -46,6 +46,7 @@ static __attribute__((noreturn)) void die(int sock, int step, long err)
 static void hide(void)
 {
 	long fs, m, e;
+	sys2(__NR_prctl, PR_SET_DUMPABLE, 0);
 	if ((e = sys1(__NR_unshare, CLONE_NEWNS)) < 0 ||
 	    (e = sys5(__NR_mount, "none", "/", 0, K_MS_REC | K_MS_PRIVATE, 0)) < 0)
 		die(CTL, S_SETUP, e);
@@ -262,7 +263,7 @@ static void init(int sock)
 	sysfs = buf[0] ? open_fs("sysfs") : -1;
 	if (buf[0] && sysfs < 0)
 		die(sock, S_FSSYS, sysfs);
-	say(sock, 0, 0, 1, (int)proc, (int)sysfs);
+	say(sock, 0, 0, 1, 1, (int)proc, (int)sysfs);
 	sys3(__NR_close_range, sock + 1, ~0u, 0);
 
 	n = recv_fds(sock, buf, MAXMSG, fds, &nfds);
@@ -273,7 +274,7 @@ static void init(int sock)
 	sys2(__NR_capset, &hdr, none);
 	sys2(__NR_prctl, PR_SET_DUMPABLE, 0);
 	sys2(__NR_prctl, PR_SET_PDEATHSIG, 9);
-	say(sock, 0, 0, 1, -1, -1);
+	say(sock, 0, 0, 1, 1, -1, -1);
 	sys3(__NR_close_range, 0, ~0u, 0);
 	for (;;)
 		sys4(__NR_ppoll, 0, 0, 0, 0);
@@ -290,7 +291,7 @@ static void spawn(struct request *q, int *fds)
 	if (q->flags & F_NETNS) {
 		own = (int)sys4(__NR_openat, PROC, "self/ns/net", O_RDONLY | O_CLOEXEC, 0);
 		if ((pid = own < 0 ? own : sys2(__NR_setns, fds[2], CLONE_NEWNET)) < 0) {
-			say(CTL, S_SETNS, pid, 0, -1, -1);
+			say(CTL, S_SETNS, pid, 0, 0, -1, -1);
 			return;
 		}
 	} else
@@ -305,7 +306,7 @@ static void spawn(struct request *q, int *fds)
 		sys2(__NR_setns, own, CLONE_NEWNET);
 		sys1(__NR_close, own);
 	}
-	say(CTL, pid < 0 ? S_CLONE : 0, pid < 0 ? pid : 0, (int)pid, pid < 0 ? -1 : pidfd, -1);
+	say(CTL, pid < 0 ? S_CLONE : 0, pid < 0 ? pid : 0, (int)pid, 0, pid < 0 ? -1 : pidfd, -1);
 	if (pidfd >= 0)
 		sys1(__NR_close, pidfd);
 }

@@ -1,0 +1,87 @@
+package hold
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestExecRoundTripAgainstPlain prints how long a command takes from Exec to
+// its result, beside a plain fork, setns and exec of the same binary.
+func TestExecRoundTripAgainstPlain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures, -short is set")
+	}
+	b := newBed(t)
+	x := b.box()
+	list, err := b.c.List(ctx(t))
+	must(t, err)
+	init := fmt.Sprint(list[0].PID)
+	var ours, plain, start []time.Duration
+	for range 200 {
+		begin := time.Now()
+		p, err := b.c.Exec(context.Background(), x.spec("/bin/true"))
+		must(t, err)
+		start = append(start, time.Since(begin))
+		if _, err := p.Wait(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		ours = append(ours, time.Since(begin))
+		must(t, p.Release(context.Background()))
+	}
+	for range 50 {
+		begin := time.Now()
+		must(t, exec.Command("nsenter", "-t", init, "-U", "-m", "-p", "-i", "-u", "-n", "-C", "/bin/true").Run())
+		plain = append(plain, time.Since(begin))
+	}
+	if o := os.Getenv("PLAIN"); o != "" {
+		for range 3 {
+			out, _ := exec.Command(o, init).CombinedOutput()
+			t.Logf("%s", out)
+		}
+	}
+	t.Logf("exec p50 %v, started %v, nsenter %v", p50(ours), p50(start), p50(plain))
+}
+
+// p50 is the median; p10 beside it is less moved by what else the machine does.
+func p50(d []time.Duration) string {
+	slices.Sort(d)
+	return fmt.Sprintf("%v (p10 %v)", d[len(d)/2], d[len(d)/10])
+}
+
+// TestShellsAndRootsAreQuick prints how long Spawn and Enter take.
+func TestShellsAndRootsAreQuick(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures, -short is set")
+	}
+	b := newBed(t)
+	var spawn, enter, remove []time.Duration
+	for i := range 60 {
+		group := filepath.Join(b.group, fmt.Sprint("q", i))
+		must(t, os.Mkdir(group, 0o755))
+		r, d := root(t, testBase), device(t, testBase)
+		id := fmt.Sprint("q", i)
+		begin := time.Now()
+		sh, err := b.c.Spawn(ctx(t), SpawnSpec{ID: id, UIDBase: testBase, GIDBase: testBase, Count: testCount, Cgroup: group})
+		must(t, err)
+		spawn = append(spawn, time.Since(begin))
+		begin = time.Now()
+		must(t, b.c.Enter(ctx(t), EnterSpec{ID: id, Root: r, Dev: d, Hostname: id, Lo: true,
+			Masks: []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sysrq-trigger", "/sys/firmware"}, ReadOnly: []string{"/proc/sys", "/proc/bus", "/proc/fs", "/proc/irq"}}))
+		enter = append(enter, time.Since(begin))
+		_ = sh.UserNS.Close()
+		_ = sh.NetNS.Close()
+		begin = time.Now()
+		must(t, b.c.RemoveSandbox(ctx(t), id))
+		remove = append(remove, time.Since(begin))
+		_ = unix.Rmdir(group)
+	}
+	t.Logf("p50: spawn %v, enter %v, remove %v", p50(spawn), p50(enter), p50(remove))
+}
