@@ -1,0 +1,134 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/opendsec/dsec"
+)
+
+// budget counts what was promised to sandboxes.
+type budget struct {
+	lim Budgets
+
+	mu     sync.Mutex
+	cpu    float64
+	memory int64
+	disk   int64
+	live   int
+}
+
+// share is what a sandbox holds of the budget: run while it has processes, disk
+// until it is deleted.
+type share struct{ run, disk bool }
+
+func (g *budget) cpuLimit() float64  { return g.lim.CPU * g.lim.CPUFactor }
+func (g *budget) memoryLimit() int64 { return int64(float64(g.lim.Memory) * g.lim.MemoryFactor) }
+func (g *budget) diskLimit() int64   { return int64(float64(g.lim.Disk) * g.lim.DiskFactor) }
+
+// take adds want to have, or says what is short.
+func (g *budget) take(l dsec.Limits, have *share, want share) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	short := ""
+	run := want.run && !have.run
+	switch {
+	case run && g.live+1 > g.lim.MaxLive:
+		short = fmt.Sprintf("%d sandboxes are live, at most %d", g.live, g.lim.MaxLive)
+	case run && g.cpu+l.CPU > g.cpuLimit():
+		short = fmt.Sprintf("cpu: %g cores asked, %g of %g promised", l.CPU, g.cpu, g.cpuLimit())
+	case run && g.memory+l.Memory > g.memoryLimit():
+		short = fmt.Sprintf("memory: %d bytes asked, %d of %d promised", l.Memory, g.memory, g.memoryLimit())
+	case want.disk && !have.disk && g.disk+l.Disk > g.diskLimit():
+		short = fmt.Sprintf("disk: %d bytes asked, %d of %d promised", l.Disk, g.disk, g.diskLimit())
+	}
+	if short != "" {
+		return dsec.Errorf(dsec.ResourceExhausted, "admit sandbox", "", "%s", short)
+	}
+	g.addLocked(l, have, want)
+	return nil
+}
+
+// force is take for what is there already.
+func (g *budget) force(l dsec.Limits, have *share, want share) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.addLocked(l, have, want)
+}
+
+func (g *budget) addLocked(l dsec.Limits, have *share, want share) {
+	if want.run && !have.run {
+		g.cpu, g.memory, g.live, have.run = g.cpu+l.CPU, g.memory+l.Memory, g.live+1, true
+	}
+	if want.disk && !have.disk {
+		g.disk, have.disk = g.disk+l.Disk, true
+	}
+}
+
+// give takes back what is held and not in keep.
+func (g *budget) give(l dsec.Limits, have *share, keep share) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if have.run && !keep.run {
+		g.cpu, g.memory, g.live, have.run = g.cpu-l.CPU, g.memory-l.Memory, g.live-1, false
+	}
+	if have.disk && !keep.disk {
+		g.disk, have.disk = g.disk-l.Disk, false
+	}
+	if g.live == 0 {
+		g.cpu = 0 // no rounding errors pile up
+	}
+}
+
+func (g *budget) load() Load {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return Load{Live: g.live, MaxLive: g.lim.MaxLive, CPU: g.cpu / g.cpuLimit(),
+		Memory: float64(g.memory) / float64(g.memoryLimit()), Disk: float64(g.disk) / float64(g.diskLimit())}
+}
+
+// starts limits how many creations and starts are at work at once: beyond the
+// cores of a machine more of them only make each slower.
+type starts struct {
+	slots chan struct{}
+	queue int // most that wait
+
+	mu      sync.Mutex
+	waiting int
+}
+
+func newStarts(limit, queue int) *starts {
+	return &starts{slots: make(chan struct{}, limit), queue: queue}
+}
+
+// enter waits for a slot.
+func (s *starts) enter(ctx context.Context) error {
+	s.mu.Lock()
+	if s.waiting >= s.queue {
+		n := s.waiting
+		s.mu.Unlock()
+		return dsec.Errorf(dsec.ResourceExhausted, "admit sandbox", "", "%d creations wait already", n)
+	}
+	s.waiting++
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.waiting--
+	}()
+	select {
+	case s.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return dsec.E(dsec.ClassOf(ctx.Err()), "wait for a start slot", "", context.Cause(ctx))
+	}
+}
+
+func (s *starts) leave() { <-s.slots }
+
+func (s *starts) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiting + len(s.slots)
+}

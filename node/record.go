@@ -1,0 +1,133 @@
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+// recordVersion is the first byte of an encoded record, see docs/formats/record.md.
+const recordVersion = 1
+
+// Bounds of what a record keeps of a sandbox's doings.
+const (
+	recordEvents  = 32       // last events
+	recordOutputs = 8        // last ended commands
+	outputTail    = 2 << 10  // bytes of each stream of a command
+	maxArgv       = 512      // bytes of a command line
+	maxRecord     = 16 << 20 // bytes that a decoder accepts
+)
+
+// Intents: what was begun, and is finished or undone by whoever finds it.
+const (
+	intentNone    = ""
+	intentCreate  = "create"  // undo: destroy, release
+	intentStart   = "start"   // undo: stop
+	intentStop    = "stop"    // finish
+	intentDestroy = "destroy" // finish
+)
+
+// record is what the ledger knows of a sandbox.
+type record struct {
+	ID       dsec.SandboxID `json:"id"`
+	Project  string         `json:"project"`
+	Spec     dsec.Spec      `json:"spec"`
+	State    dsec.State     `json:"state"`
+	Intent   string         `json:"intent,omitempty"`
+	Result   *dsec.Result   `json:"result,omitempty"`
+	Digests  []string       `json:"digests,omitempty"`
+	Created  time.Time      `json:"created"`
+	Changed  time.Time      `json:"changed"`
+	Expires  time.Time      `json:"expires,omitzero"` // end of its lifetime
+	Active   time.Time      `json:"active,omitzero"`  // last activity known
+	Started  time.Time      `json:"started,omitzero"` // of this run
+	Starts   int            `json:"starts"`
+	Steps    []dsec.Step    `json:"steps,omitempty"`
+	Usage    dsec.Usage     `json:"usage"` // of finished runs
+	Seq      uint64         `json:"seq"`   // of the last event
+	Events   []dsec.Event   `json:"events,omitempty"`
+	Outputs  []output       `json:"outputs,omitempty"`
+	SpecHash string         `json:"spec_hash,omitempty"` // of the spec as it was asked for
+}
+
+// output is what is left of a command.
+type output struct {
+	Exec    string    `json:"exec"`
+	Argv    string    `json:"argv"` // shortened
+	Status  string    `json:"status"`
+	Code    int       `json:"code"`
+	OOM     bool      `json:"oom,omitempty"`
+	Started time.Time `json:"started"`
+	Wall    float64   `json:"wall"` // seconds
+	Stdout  []byte    `json:"stdout,omitempty"`
+	Stderr  []byte    `json:"stderr,omitempty"`
+	Total   int64     `json:"total"` // bytes written to both
+}
+
+func (r *record) encode() []byte {
+	b, err := json.Marshal(r)
+	if err != nil { // plain data
+		panic(err)
+	}
+	return append([]byte{recordVersion}, b...)
+}
+
+// decodeRecord reads an encoded record.
+func decodeRecord(b []byte) (*record, error) {
+	bad := func(format string, args ...any) (*record, error) {
+		return nil, dsec.Errorf(dsec.Corrupt, "read record", "", format, args...)
+	}
+	switch {
+	case len(b) == 0:
+		return bad("empty")
+	case len(b) > maxRecord:
+		return bad("%d bytes, at most %d", len(b), maxRecord)
+	case b[0] != recordVersion:
+		return bad("version %d, this program reads %d", b[0], recordVersion)
+	}
+	d := json.NewDecoder(bytes.NewReader(b[1:]))
+	r := &record{}
+	if err := d.Decode(r); err != nil {
+		return bad("%w", err)
+	}
+	if d.More() {
+		return bad("bytes after the record")
+	}
+	if _, _, err := dsec.ParseSandboxID(string(r.ID)); err != nil {
+		return bad("%w", err)
+	}
+	if !slices.Contains(dsec.States, r.State) {
+		return bad("unknown state %s", dsec.Quote(string(r.State)))
+	}
+	return r, nil
+}
+
+// sandbox is the record as the service tells it.
+func (r *record) sandbox() Sandbox {
+	s := Sandbox{ID: r.ID, Project: r.Project, Spec: r.Spec, State: r.State, Digests: slices.Clone(r.Digests), Created: r.Created,
+		Changed: r.Changed, Expires: r.Expires, Starts: r.Starts, Steps: slices.Clone(r.Steps)}
+	if r.Result != nil {
+		res := *r.Result
+		s.Result = &res
+	}
+	return s
+}
+
+// matches reports whether a filter selects the record.
+func (f *Filter) matches(r *record) bool {
+	if f.Project != "" && f.Project != r.Project || f.Rollout != "" && f.Rollout != r.Spec.RolloutKey {
+		return false
+	}
+	if len(f.States) > 0 && !slices.Contains(f.States, r.State) {
+		return false
+	}
+	for k, v := range f.Labels {
+		if have, ok := r.Spec.Labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
