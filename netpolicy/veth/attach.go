@@ -54,16 +54,8 @@ func (n *Network) connect(ctx context.Context, id dsec.SandboxID, ns *os.File) (
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	inside, err := spaceIn(ns)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	defer inside.Close()
-	if err := setAddress(inside, sandboxLink, addr, 32, ""); err != nil {
-		return netip.Addr{}, err
-	}
-	if err := addRoute(inside, sandboxLink, netip.Prefix{}, n.Gateway()); err != nil {
-		return netip.Addr{}, err
+	if err := n.inside(ns, addr); err != nil {
+		return netip.Addr{}, fmt.Errorf("set up %s: %w", sandboxLink, err)
 	}
 	l, err := n.links.LinkByName(name)
 	if err == nil {
@@ -76,6 +68,31 @@ func (n *Network) connect(ctx context.Context, id dsec.SandboxID, ns *os.File) (
 		return netip.Addr{}, fmt.Errorf("route %s to %s: %w", addr, name, err)
 	}
 	return addr, waitUp(ctx, n.links, name)
+}
+
+// inside gives the sandbox's end its address and the way out.
+func (n *Network) inside(ns *os.File, addr netip.Addr) error {
+	s, err := spaceIn(ns)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	l, err := s.LinkByName(sandboxLink)
+	if err != nil {
+		return err
+	}
+	if err := s.LinkSetUp(l); err != nil {
+		return err
+	}
+	if err := s.AddrAdd(l, &netlink.Addr{IPNet: prefixNet(addr, 32)}); err != nil {
+		return err
+	}
+	return s.RouteAdd(defaultRoute(l, n.Gateway()))
+}
+
+// defaultRoute goes through a neighbour that need not be in the link's own prefix.
+func defaultRoute(l netlink.Link, via netip.Addr) *netlink.Route {
+	return &netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.IP(via.AsSlice()), Flags: int(netlink.FLAG_ONLINK)}
 }
 
 // waitUp returns when the kernel has started a link, which it does some time
@@ -203,12 +220,12 @@ func setAddress(h *space, link string, a netip.Addr, bits int, label string) err
 	return nil
 }
 
-// addRoute adds a route through a neighbour that need not be in the link's own
-// prefix; the zero prefix is the default route.
+// addRoute adds a route through a neighbour; the zero prefix is the default
+// route.
 func addRoute(h *space, link string, to netip.Prefix, via netip.Addr) error {
 	l, err := h.LinkByName(link)
 	if err == nil {
-		r := &netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.IP(via.AsSlice()), Flags: int(netlink.FLAG_ONLINK)}
+		r := defaultRoute(l, via)
 		if to.IsValid() {
 			r.Dst = prefixNet(to.Addr(), to.Bits())
 		}
