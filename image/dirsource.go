@@ -101,7 +101,7 @@ func (w *dirWalk) emit(f *os.File, name string, listed *unix.Stat_t) error {
 	switch st.Mode & erofs.TypeMask {
 	case erofs.TypeRegular:
 		e.size = st.Size
-		r = f
+		r = newHoleReader(f, st.Size)
 	case erofs.TypeSymlink:
 		buf := make([]byte, erofs.MaxTarget+1)
 		n, err := unix.Readlinkat(int(f.Fd()), "", buf)
@@ -133,7 +133,8 @@ func readXattrs(f *os.File) ([]erofs.Xattr, error) {
 	}
 	var out []erofs.Xattr
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
-		if !erofs.KnownXattr(name) {
+		// A label of this host's policy means nothing elsewhere.
+		if !erofs.KnownXattr(name) || name == "security.selinux" {
 			continue
 		}
 		v, err := growing(func(b []byte) (int, error) { return unix.Getxattr(self, name, b) })

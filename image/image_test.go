@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -177,3 +178,12 @@ func TestTarAndDirectoryGiveTheSameTree(t *testing.T) {
 }
 
 func goarch() string { return runtime.GOARCH }
+
+func mkfifo(p string) error {
+	if err := unix.Mkfifo(p, 0o600); err != nil {
+		return err
+	}
+	return os.Chmod(p, 0o600)
+}
+
+func nlink(st os.FileInfo) uint64 { return uint64(st.Sys().(*syscall.Stat_t).Nlink) }
