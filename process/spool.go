@@ -124,7 +124,10 @@ func (s *SpoolFile) Header() (SpoolHeader, error) {
 func (s *SpoolFile) readAt(h SpoolHeader, b []byte, pos int64) error {
 	for len(b) > 0 {
 		off, n := h.piece(pos, pos+int64(len(b)))
-		if _, err := s.f.ReadAt(b[:n], off); err != nil {
+		got, err := s.f.ReadAt(b[:n], off)
+		if err == io.EOF { // the disk refused what comes here
+			clear(b[got:n])
+		} else if err != nil {
 			return dsec.E(dsec.Internal, "read spool", s.f.Name(), err)
 		}
 		b, pos = b[n:], pos+n

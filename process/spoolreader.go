@@ -20,10 +20,11 @@ const followChunk = 256 << 10
 
 // follower is a Reader over a spool file and a Source.
 type follower struct {
-	s   *SpoolFile
-	h   SpoolHeader // for the sizes
-	src Source
-	end func()
+	open func() (*SpoolFile, error)
+	s    *SpoolFile  // nil until it is needed
+	h    SpoolHeader // for the sizes; set with s
+	src  Source
+	end  func()
 
 	mu    sync.Mutex // one Next at a time
 	pos   int64
@@ -36,11 +37,13 @@ type follower struct {
 // NewReader follows the stream in s from offset. Close calls the Source's Close
 // and then closed, which may be nil.
 func NewReader(s *SpoolFile, src Source, offset int64, closed func()) (Reader, error) {
-	h, err := s.Header()
-	if err != nil {
-		return nil, err
-	}
-	return &follower{s: s, h: h, src: src, pos: offset, acked: offset, end: closed}, nil
+	return NewLazyReader(func() (*SpoolFile, error) { return s, nil }, src, offset, closed), nil
+}
+
+// NewLazyReader is NewReader for a spool that is opened when something has to
+// be read from it.
+func NewLazyReader(open func() (*SpoolFile, error), src Source, offset int64, closed func()) Reader {
+	return &follower{open: open, src: src, pos: offset, acked: offset, end: closed}
 }
 
 func (r *follower) Next(ctx context.Context) (Chunk, error) {
@@ -49,7 +52,7 @@ func (r *follower) Next(ctx context.Context) (Chunk, error) {
 	if r.done {
 		return Chunk{Offset: r.pos, EOF: true}, nil
 	}
-	if r.pos-r.acked >= r.h.Tail/4 {
+	if r.s != nil && r.pos-r.acked >= r.h.Tail/4 {
 		if err := r.ackLocked(); err != nil {
 			return Chunk{}, err
 		}
@@ -89,6 +92,19 @@ func (r *follower) ackLocked() error {
 }
 
 func (r *follower) chunkLocked() (Chunk, error) {
+	if in := r.pos - r.known.InlineAt; in >= 0 && in < int64(len(r.known.Inline)) {
+		return r.tookLocked(r.known.Inline[in:]), nil
+	}
+	if r.s == nil {
+		s, err := r.open()
+		if err != nil {
+			return Chunk{}, err
+		}
+		if r.h, err = s.Header(); err != nil {
+			return Chunk{}, err
+		}
+		r.s = s
+	}
 	if r.pos >= r.h.Head && r.pos < r.known.Start {
 		r.pos = r.known.Start
 	}
@@ -103,12 +119,16 @@ func (r *follower) chunkLocked() (Chunk, error) {
 	if err := r.s.readAt(r.h, b, r.pos); err != nil {
 		return Chunk{}, err
 	}
+	return r.tookLocked(b), nil
+}
+
+func (r *follower) tookLocked(b []byte) Chunk {
 	c := Chunk{Offset: r.pos, Data: b}
 	r.pos += int64(len(b))
 	if r.known.EOF && r.pos >= r.known.Total {
 		c.EOF, r.done = true, true
 	}
-	return c, nil
+	return c
 }
 
 func (r *follower) Close() error {

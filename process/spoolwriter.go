@@ -12,15 +12,24 @@ import (
 // MaxFollowers of one stream.
 const MaxFollowers = 16
 
-// SpoolWriter writes a spool file and tells its followers. One goroutine
-// writes; everything else may be called concurrently.
+// spoolMemory is how much of a stream is kept before there is a file: most
+// commands say little, and making a file costs as much as starting one.
+const spoolMemory = 16 << 10
+
+// SpoolWriter writes a spool and tells its followers. One goroutine writes;
+// everything else may be called concurrently. The file is made when there is
+// more to keep than fits in memory.
 //
 // A write that the disk refuses is counted as dropped and never stops the
-// command: the positions go on.
+// command: the positions go on, and reading gives zeros there.
 type SpoolWriter struct {
-	f *os.File
+	create func() (*os.File, error)
 
 	mu        sync.Mutex
+	f         *os.File // nil while everything is in mem
+	mem       []byte
+	lost      bool // the file could not be made: mem is all that is kept
+	why       error
 	h         SpoolHeader
 	seenFrom  int64 // [seenFrom, seenTo) was read by a follower
 	seenTo    int64
@@ -29,9 +38,21 @@ type SpoolWriter struct {
 	space     chan struct{} // capacity 1: a follower moved or left
 }
 
-// NewSpoolWriter begins a spool in an empty file, which it owns. Sizes of 0
-// are DefaultKeep.
+// NewSpoolWriter begins a spool in an empty file, which it owns. Sizes of 0 are
+// DefaultKeep.
 func NewSpoolWriter(f *os.File, head, tail int64) (*SpoolWriter, error) {
+	w, err := NewLazySpoolWriter(func() (*os.File, error) { return f, nil }, head, tail)
+	if err != nil {
+		return nil, err
+	}
+	if w.fileLocked(); w.lost { // nobody else knows w yet
+		return nil, dsec.E(dsec.NoSpace, "make spool", f.Name(), w.why)
+	}
+	return w, nil
+}
+
+// NewLazySpoolWriter begins a spool whose file, once it is needed, create makes.
+func NewLazySpoolWriter(create func() (*os.File, error), head, tail int64) (*SpoolWriter, error) {
 	if head == 0 {
 		head = DefaultKeep
 	}
@@ -39,23 +60,44 @@ func NewSpoolWriter(f *os.File, head, tail int64) (*SpoolWriter, error) {
 		tail = DefaultKeep
 	}
 	if head < 0 || tail < 0 || head > MaxKeep || tail > MaxKeep {
-		return nil, dsec.Errorf(dsec.Invalid, "make spool", f.Name(), "head %d and tail %d, at most %d each", head, tail, MaxKeep)
+		return nil, dsec.Errorf(dsec.Invalid, "make spool", "", "head %d and tail %d, at most %d each", head, tail, MaxKeep)
 	}
-	w := &SpoolWriter{f: f, h: SpoolHeader{Head: head, Tail: tail}, followers: map[*Cursor]struct{}{}, space: make(chan struct{}, 1)}
-	if _, err := f.WriteAt(w.h.Encode(), 0); err != nil {
-		return nil, dsec.E(dsec.NoSpace, "make spool", f.Name(), err)
-	}
-	return w, nil
+	return &SpoolWriter{create: create, h: SpoolHeader{Head: head, Tail: tail}, followers: map[*Cursor]struct{}{},
+		space: make(chan struct{}, 1)}, nil
 }
 
-// ResumeSpoolWriter goes on with a spool that another writer left.
-func ResumeSpoolWriter(f *os.File) (*SpoolWriter, error) {
-	h, err := OpenSpool(f).Header()
-	if err != nil {
-		return nil, err
+// Image returns the bytes of the spool file as it would be, if there is none.
+func (w *SpoolWriter) Image() ([]byte, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.f != nil {
+		return nil, false
 	}
-	return &SpoolWriter{f: f, h: h, seenFrom: h.Start(), seenTo: h.Start(), followers: map[*Cursor]struct{}{},
-		space: make(chan struct{}, 1)}, nil
+	h := w.h
+	if w.lost { // nothing follows what is in memory
+		h.Head, h.Total, h.Dropped = int64(len(w.mem)), int64(len(w.mem)), 0
+	}
+	b := make([]byte, spoolData, spoolData+len(w.mem))
+	copy(b, h.Encode())
+	return append(b, w.mem...), true
+}
+
+// fileLocked makes the file with what is in memory.
+func (w *SpoolWriter) fileLocked() {
+	f, err := w.create()
+	if err == nil {
+		if _, err = f.WriteAt(w.h.Encode(), 0); err == nil {
+			_, err = f.WriteAt(w.mem, spoolData)
+		}
+		if err != nil {
+			_ = f.Close()
+		}
+	}
+	if err != nil {
+		w.lost, w.why = true, err
+		return
+	}
+	w.f, w.mem = f, nil
 }
 
 // Header returns the present header.
@@ -92,7 +134,19 @@ func (w *SpoolWriter) writeSome(p []byte, force bool) int {
 		return 0
 	}
 	off, n := w.h.piece(w.h.Total, w.h.Total+min(int64(len(p)), room))
-	_, err := w.f.WriteAt(p[:n], off)
+	if w.f == nil && !w.lost {
+		if w.h.Total+n <= min(spoolMemory, w.h.Head) {
+			w.mem = append(w.mem, p[:n]...)
+			w.h.Total += n
+			w.wakeLocked()
+			return int(n)
+		}
+		w.fileLocked()
+	}
+	err := w.why
+	if w.f != nil {
+		_, err = w.f.WriteAt(p[:n], off)
+	}
 	before := w.h.Start()
 	w.h.Total += n
 	w.dropLocked(before, w.h.Start())
@@ -129,6 +183,9 @@ func (w *SpoolWriter) dropLocked(from, to int64) {
 }
 
 func (w *SpoolWriter) saveLocked() {
+	if w.f == nil {
+		return
+	}
 	_, _ = w.f.WriteAt(w.h.Encode(), 0) // overwrites a block that exists; what fails here is told by the next
 }
 
@@ -150,8 +207,15 @@ func (w *SpoolWriter) End() {
 	w.wakeLocked()
 }
 
-// Close closes the file.
-func (w *SpoolWriter) Close() error { return w.f.Close() }
+// Close closes the file, if there is one. Followers go on.
+func (w *SpoolWriter) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.f == nil {
+		return nil
+	}
+	return w.f.Close()
+}
 
 // Progress says what of a stream can be read: positions below Head of the
 // spool, and from Start to Total.
@@ -159,6 +223,9 @@ type Progress struct {
 	Total int64
 	Start int64
 	EOF   bool
+
+	Inline   []byte // bytes from InlineAt up to Total, if there is no file yet
+	InlineAt int64
 }
 
 // ErrFollowers says that a stream has MaxFollowers already.
@@ -191,10 +258,9 @@ type Cursor struct {
 // and at the end.
 func (c *Cursor) Wait(ctx context.Context) (Progress, error) {
 	for {
-		h := c.w.Header()
-		if h.Total > c.told || h.EOF {
-			c.told = h.Total
-			return Progress{Total: h.Total, Start: h.Start(), EOF: h.EOF}, nil
+		if p := c.progress(); p.Total > c.told || p.EOF {
+			c.told = p.Total
+			return p, nil
 		}
 		select {
 		case <-c.wake:
@@ -202,6 +268,17 @@ func (c *Cursor) Wait(ctx context.Context) (Progress, error) {
 			return Progress{}, ctx.Err()
 		}
 	}
+}
+
+func (c *Cursor) progress() Progress {
+	w := c.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := Progress{Total: w.h.Total, Start: w.h.Start(), EOF: w.h.EOF}
+	if w.f == nil && c.acked < int64(len(w.mem)) {
+		p.InlineAt, p.Inline = c.acked, append([]byte(nil), w.mem[c.acked:]...)
+	}
+	return p
 }
 
 // Ack says that everything before pos was read.

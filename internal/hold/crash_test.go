@@ -126,7 +126,8 @@ func TestSecondClientIsRefusedWhileTheFirstLives(t *testing.T) {
 func TestSandboxesDieWithTheHold(t *testing.T) {
 	b := newBed(t)
 	x := b.box()
-	x.start(x.sh("setsid sleep 300 & sleep 300"))
+	x.start(x.sh("seq 1 9999; setsid sleep 300 & sleep 300"))
+	poll(t, "spool", func() bool { return stat(x.spool+"/e1.out") == nil })
 	list, err := b.c.List(ctx(t))
 	must(t, err)
 	init, main := list[0].PID, list[0].Execs[0].PID
@@ -152,8 +153,8 @@ func TestSandboxesDieWithTheHold(t *testing.T) {
 	spool, err := os.Open(x.spool + "/e1.out")
 	must(t, err)
 	defer func() { _ = spool.Close() }()
-	if _, _, _, err := process.OpenSpool(spool).Kept(); err != nil {
-		t.Fatal(err)
+	if head, _, _, err := process.OpenSpool(spool).Kept(); err != nil || !strings.HasPrefix(string(head), "1\n2\n") {
+		t.Fatal(len(head), err)
 	}
 }
 

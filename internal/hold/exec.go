@@ -204,7 +204,6 @@ func (e *execution) start() (err error) {
 	if err != nil {
 		return err
 	}
-	undo = append(undo, func() { e.removeSpools(writers) })
 	io, err := e.connect()
 	if err != nil {
 		return err
@@ -252,29 +251,15 @@ func (e *execution) makeSpools() (w [2]*process.SpoolWriter, err error) {
 		if i == 1 && e.spec.Spec.PTY != nil {
 			break
 		}
-		f, err := os.OpenFile(e.spoolPath(process.Stream(i+1)), os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
-		if err == nil {
-			w[i], err = process.NewSpoolWriter(f, e.spec.Spec.Head, e.spec.Spec.Tail)
-			if err != nil {
-				_ = f.Close()
-			}
-		}
+		path := e.spoolPath(process.Stream(i + 1))
+		w[i], err = process.NewLazySpoolWriter(func() (*os.File, error) {
+			return os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+		}, e.spec.Spec.Head, e.spec.Spec.Tail)
 		if err != nil {
-			e.removeSpools(w)
-			return w, dsec.E(dsec.NoSpace, "make spool of exec", e.spec.Spec.ID, err)
+			return w, dsec.E(dsec.ClassOf(err), "exec", e.spec.Spec.ID, err)
 		}
 	}
 	return w, nil
-}
-
-func (e *execution) removeSpools(w [2]*process.SpoolWriter) {
-	for _, x := range w {
-		if x != nil {
-			_ = x.Close()
-		}
-	}
-	_ = os.Remove(e.spoolPath(process.Stdout))
-	_ = os.Remove(e.spoolPath(process.Stderr))
 }
 
 // launch has a forker start the command and waits until it runs its own
@@ -433,11 +418,25 @@ func (e *execution) resize(size process.Size) error {
 	return nil
 }
 
-func (e *execution) spoolFile(s process.Stream) (*os.File, error) {
+func (e *execution) stream(s process.Stream) (*process.SpoolWriter, error) {
 	if s != process.Stdout && (s != process.Stderr || e.out[1] == nil) {
 		return nil, dsec.Errorf(dsec.Invalid, "read output of exec", e.spec.Spec.ID, "it has no stream %d", s)
 	}
-	f, err := os.Open(e.spoolPath(s))
+	return e.out[s-1].w, nil
+}
+
+// spoolFile opens the spool of a stream, or a copy of it while it is small.
+func (e *execution) spoolFile(s process.Stream) (*os.File, error) {
+	w, err := e.stream(s)
+	if err != nil {
+		return nil, err
+	}
+	var f *os.File
+	if b, ok := w.Image(); ok {
+		f, err = sealedMemfd("spool", b)
+	} else {
+		f, err = os.Open(e.spoolPath(s))
+	}
 	if err != nil {
 		return nil, dsec.E(dsec.Internal, "read output of exec", e.spec.Spec.ID, err)
 	}

@@ -31,27 +31,33 @@ func (p *command) Spec() process.Spec { return p.spec }
 func (p *command) Follow(ctx context.Context, s process.Stream, offset int64) (process.Reader, error) {
 	r := p.ref()
 	r.Stream, r.Offset = s, offset
-	files, err := p.c.callFiles(ctx, opFollow, r, nil, 2)
+	sock, err := p.c.oneFile(ctx, opFollow, r)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := unixConn(files[1])
+	conn, err := unixConn(sock)
 	if err != nil {
-		_ = files[0].Close()
 		return nil, err
 	}
-	reader, err := process.NewReader(process.OpenSpool(files[0]), &remote{c: conn, pos: offset}, offset, func() { _ = files[0].Close() })
-	if err != nil {
-		_ = conn.Close()
-		_ = files[0].Close()
+	var spool *os.File
+	open := func() (_ *process.SpoolFile, err error) {
+		if spool, err = p.spool(context.Background(), s); err != nil {
+			return nil, err
+		}
+		return process.OpenSpool(spool), nil
 	}
-	return reader, err
+	return process.NewLazyReader(open, &remote{c: conn, pos: offset}, offset, func() { closeAll([]*os.File{spool}) }), nil
+}
+
+// spool opens the spool of a stream as it is now.
+func (p *command) spool(ctx context.Context, s process.Stream) (*os.File, error) {
+	r := p.ref()
+	r.Stream = s
+	return p.c.oneFile(ctx, opSpool, r)
 }
 
 func (p *command) Kept(ctx context.Context, s process.Stream) (head, tail []byte, tailOffset int64, err error) {
-	r := p.ref()
-	r.Stream = s
-	f, err := p.c.oneFile(ctx, opSpool, r)
+	f, err := p.spool(ctx, s)
 	if err != nil {
 		return nil, nil, 0, err
 	}

@@ -15,20 +15,20 @@ import (
 // the follower answers how far it has read. Hold says more only after an
 // answer, so neither side ever waits to send. Closing either end ends it.
 const (
-	progressSize = 24
+	progressSize = 32
+	progressMost = progressSize + 16<<10
 	ackSize      = 8
 	progressEOF  = 1
 )
 
-// follow starts serving a follower; the files are its spool and its socket.
-func (e *execution) follow(s process.Stream, offset int64) ([]*os.File, error) {
-	spool, err := e.spoolFile(s)
+// follow starts serving a follower and returns its socket.
+func (e *execution) follow(s process.Stream, offset int64) (*os.File, error) {
+	w, err := e.stream(s)
 	if err != nil {
 		return nil, err
 	}
-	cursor, err := e.out[s-1].w.Follow(offset)
+	cursor, err := w.Follow(offset)
 	if err != nil {
-		_ = spool.Close()
 		return nil, err
 	}
 	ours, theirs, err := seqpacketPair()
@@ -38,11 +38,11 @@ func (e *execution) follow(s process.Stream, offset int64) ([]*os.File, error) {
 	}
 	if err != nil {
 		_ = cursor.Close()
-		closeAll([]*os.File{spool, theirs})
+		closeAll([]*os.File{theirs})
 		return nil, err
 	}
 	go serveFollower(c, cursor)
-	return []*os.File{spool, theirs}, nil
+	return theirs, nil
 }
 
 func serveFollower(c *net.UnixConn, cursor *process.Cursor) {
@@ -93,7 +93,18 @@ func encodeProgress(p process.Progress) []byte {
 	if p.EOF {
 		flags = progressEOF
 	}
-	return binary.LittleEndian.AppendUint64(b, flags)
+	b = binary.LittleEndian.AppendUint64(b, flags)
+	b = binary.LittleEndian.AppendUint64(b, uint64(p.InlineAt))
+	return append(b, p.Inline...)
+}
+
+func decodeProgress(b []byte) (process.Progress, error) {
+	if len(b) < progressSize {
+		return process.Progress{}, errTruncated
+	}
+	v := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
+	return process.Progress{Total: int64(v(0)), Start: int64(v(1)), EOF: v(2)&progressEOF != 0, InlineAt: int64(v(3)),
+		Inline: append([]byte(nil), b[progressSize:]...)}, nil
 }
 
 // remote is a process.Source at the other end of a follower's socket.
@@ -101,6 +112,7 @@ type remote struct {
 	c    *net.UnixConn
 	owed bool // hold waits for an answer
 	pos  int64
+	buf  []byte
 }
 
 func (r *remote) Wait(ctx context.Context) (process.Progress, error) {
@@ -111,21 +123,26 @@ func (r *remote) Wait(ctx context.Context) (process.Progress, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = r.c.SetReadDeadline(aLongTimeAgo) })
 	defer stop()
-	var b [progressSize]byte
-	n, err := r.c.Read(b[:])
+	if r.buf == nil {
+		r.buf = make([]byte, progressMost)
+	}
+	n, err := r.c.Read(r.buf)
 	for errors.Is(err, os.ErrDeadlineExceeded) { // of this call, or left by one that was cancelled
 		if ctx.Err() != nil {
 			return process.Progress{}, ctx.Err()
 		}
 		_ = r.c.SetReadDeadline(never)
-		n, err = r.c.Read(b[:])
+		n, err = r.c.Read(r.buf)
 	}
-	if err != nil || n != progressSize {
+	p, derr := decodeProgress(r.buf[:n])
+	if err == nil {
+		err = derr
+	}
+	if err != nil {
 		return process.Progress{}, dsec.E(dsec.Unavailable, "follow output", "", errors.Join(errHoldGone, err))
 	}
 	r.owed = true
-	return process.Progress{Total: int64(binary.LittleEndian.Uint64(b[:])), Start: int64(binary.LittleEndian.Uint64(b[8:])),
-		EOF: binary.LittleEndian.Uint64(b[16:])&progressEOF != 0}, nil
+	return p, nil
 }
 
 func (r *remote) Ack(pos int64) error {

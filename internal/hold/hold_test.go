@@ -326,11 +326,11 @@ func TestC5_FloodIsBounded(t *testing.T) {
 	if r.Stdout.Dropped != r.Stdout.Total-2<<20 {
 		t.Fatalf("%+v", r.Stdout)
 	}
-	for _, f := range []string{".out", ".err"} {
-		st, err := os.Stat(x.spool + "/e1" + f)
-		if err != nil || st.Size() > 4096+2<<20 {
-			t.Fatal(st, err)
-		}
+	if st, err := os.Stat(x.spool + "/e1.out"); err != nil || st.Size() > 4096+2<<20 {
+		t.Fatal(st, err)
+	}
+	if err := stat(x.spool + "/e1.err"); !os.IsNotExist(err) {
+		t.Fatal("a file for an empty stream", err)
 	}
 }
 

@@ -349,8 +349,8 @@ func (c *session) execOp(o op, sb *sandbox, r wireRef) (any, []*os.File, error) 
 		f, err := e.spoolFile(r.Stream)
 		return nil, []*os.File{f}, err
 	case opFollow:
-		files, err := e.follow(r.Stream, r.Offset)
-		return nil, files, err
+		f, err := e.follow(r.Stream, r.Offset)
+		return nil, []*os.File{f}, err
 	}
 	return nil, nil, dsec.Errorf(dsec.Unsupported, "serve request", "", "operation %d is unknown to this hold", o)
 }
