@@ -22,7 +22,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/api/dsec/v1/dsecv1connect"
-	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/api/wire"
 )
 
 // Config of a Client.

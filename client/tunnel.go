@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/api/wire"
 )
 
 // Dial connects to a port inside a sandbox, whatever its network mode.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/api/wire"
 	"github.com/opendsec/dsec/cluster"
-	"github.com/opendsec/dsec/internal/wire"
 	"github.com/opendsec/dsec/node"
 	"github.com/opendsec/dsec/node/nodeapi"
 )

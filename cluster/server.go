@@ -15,7 +15,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/api/wire"
 )
 
 // ServerConfig of the embedded NATS server.

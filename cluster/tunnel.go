@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/api/wire"
 )
 
 // Tunnel opens a byte stream to a port of a sandbox.

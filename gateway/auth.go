@@ -8,8 +8,8 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/api/wire"
 	"github.com/opendsec/dsec/iam"
-	"github.com/opendsec/dsec/internal/wire"
 )
 
 type principalKey struct{}

@@ -6,7 +6,7 @@ import (
 	"connectrpc.com/connect"
 
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
-	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/api/wire"
 )
 
 // fileService is the service Files.

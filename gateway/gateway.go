@@ -24,8 +24,8 @@ import (
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/api/wire"
 	"github.com/opendsec/dsec/iam"
-	"github.com/opendsec/dsec/internal/wire"
 )
 
 // Cluster is what the gateway needs of the nodes; package cluster has it.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/api/dsec/v1/dsecv1connect"
-	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/api/wire"
 )
 
 // handler is every route, from the outside in: host check, log and metrics,

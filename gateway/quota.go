@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/api/wire"
 )
 
 // quota bounds the live sandboxes of a project. What is being created counts.

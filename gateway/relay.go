@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/api/wire"
 )
 
 // open opens a stream of the node a sandbox id names.

@@ -7,8 +7,8 @@ import (
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/api/wire"
 	"github.com/opendsec/dsec/iam"
-	"github.com/opendsec/dsec/internal/wire"
 )
 
 // sessions are the open event streams of clients, by id.

@@ -5,8 +5,8 @@ import (
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/api/wire"
 	"github.com/opendsec/dsec/iam"
-	"github.com/opendsec/dsec/internal/wire"
 )
 
 // system is the service of that name.

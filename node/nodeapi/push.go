@@ -10,8 +10,8 @@ import (
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/api/wire"
 	"github.com/opendsec/dsec/files"
-	"github.com/opendsec/dsec/internal/wire"
 )
 
 // aliveEvery is how often a stream with nothing to say says so.

@@ -23,7 +23,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/wire"
+	"github.com/opendsec/dsec/api/wire"
 	"github.com/opendsec/dsec/node"
 	"github.com/opendsec/dsec/runtime"
 )
