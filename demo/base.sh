@@ -10,8 +10,13 @@ out=$(realpath -m "${1:?usage: base.sh OUT.tar}")
 [ -s "$out" ] && exit 0
 
 suite=bookworm
-mirror=${MIRROR:-http://deb.debian.org/debian}
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+# Where this machine gets its own packages from, unless MIRROR= says otherwise.
+if [ -n "${MIRROR:-}" ]; then
+  sources=("deb $MIRROR $suite main")
+else
+  mapfile -t sources < <(ls /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources 2>/dev/null |
+    while read -r f; do grep -Eq "(^|[[:space:]])$suite([[:space:]]|-updates|-security|\$)" "$f" && echo "$f"; done)
+fi
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-1700000000}
 
 mkdir -p "$(dirname "$out")"
@@ -29,9 +34,7 @@ if ! mmdebstrap --variant=minbase --mode=root --format=tar --quiet \
   --customize-hook='rm -rf "$1"/var/log/* "$1"/var/cache/* "$1"/var/lib/apt/lists/* "$1"/etc/machine-id' \
   --customize-hook='mkdir -p "$1"/var/cache/apt/archives/partial "$1"/var/lib/apt/lists/partial' \
   "$suite" "$part" \
-  "deb [signed-by=$keyring] $mirror $suite main" \
-  "deb [signed-by=$keyring] $mirror $suite-updates main" \
-  "deb [signed-by=$keyring] ${SECURITY_MIRROR:-http://deb.debian.org/debian-security} $suite-security main" \
+  "${sources[@]}" \
   2>"$log"; then
   cat "$log" >&2
   exit 1

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# The main job on real input: starts dsec, makes the three layers of an
+# environment, runs N rollouts in sandboxes of it through libdsec, and ends
+# everything. N=200, BASE= any OCI reference, layout or tar instead of Debian.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dsec=$PWD/bin/dsec
+cache=$PWD/.cache/demo
+state=$(mktemp -d /var/tmp/dsec-demo.XXXXXX)
+where=(--instance demo --data "$state/data" --run "$state/run" --config /dev/null)
+export DSEC_CONFIG=$state/context.json DSEC_SOCKET=$state/run/gateway.sock PYTHON=.venv/bin/python
+
+ended=
+end() {
+  status=$?
+  [ -z "$ended" ] || exit "$status"
+  ended=1
+  [ "$status" -eq 0 ] || { echo "demo: failed; the log of dsec ends:" >&2; tail -n 20 "$state/up.log" >&2 || true; }
+  "$dsec" down "${where[@]}" --purge 2>>"$state/up.log" || { tail -n 5 "$state/up.log" >&2; exit 1; }
+  rm -rf "$state"
+  exit "$status"
+}
+trap end EXIT
+trap 'exit 130' INT TERM
+
+demo/workspace.sh "$cache/workspace"
+if [ -z "${BASE:-}" ]; then
+  demo/base.sh "$cache/base.tar"
+  BASE=$cache/base.tar
+fi
+
+echo "demo: starting dsec (gateway, scheduler, node agent, NATS), data in $state"
+printf '{"gateway": {"listen": ""}}' >"$state/dsec.yaml"
+where=("${where[@]/\/dev\/null/$state/dsec.yaml}")
+"$dsec" up "${where[@]}" >"$state/up.log" 2>&1 &
+up=$!
+for _ in $(seq 600); do
+  "$dsec" ps >/dev/null 2>&1 && break
+  kill -0 "$up" 2>/dev/null || { echo "demo: dsec up ended" >&2; exit 1; }
+  sleep 0.1
+done
+
+echo "demo: making the layers"
+"$dsec" image import "$BASE" --tag base
+"$dsec" layer build --from "$cache/workspace" --at /repo --owner 0 --tag workspace
+"$dsec" layer build --from demo/harness --at /opt/harness --owner 0 --tag toolkit
+
+"$PYTHON" demo/demo.py --base base --workspace workspace --toolkit toolkit --n "${N:-200}" --layer-dir "$state/data/layers"
