@@ -66,8 +66,13 @@ func Ensure(ctx context.Context, o Options) (*Client, error) {
 // is Conflict; one that has just died is waited for until ctx ends, at most 2 s.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	limit := time.Now().Add(2 * time.Second)
+	var taken error
 	for {
 		c, err := dialOnce(ctx, socket)
+		if err != nil && ctx.Err() != nil && taken != nil {
+			return nil, taken
+		}
+		taken = err
 		if err == nil || dsec.ClassOf(err) != dsec.Conflict || time.Now().After(limit) {
 			return c, err
 		}

@@ -164,3 +164,35 @@ func restrict(src *os.File, m wireMount) error {
 	}
 	return linux.SetMountAttrAll(src, attr)
 }
+
+// fsmountFrom mounts what PID 1 configured. It may not do so itself: the kernel
+// wants to see a proc and a sysfs that are as visible in the mount namespace of
+// the caller, and PID 1's holds nothing.
+func fsmountFrom(fs *os.File, attrs int) (*os.File, error) {
+	var fd int
+	err := noEINTR(func() (err error) {
+		fd, err = unix.Fsmount(fdOf(fs), unix.FSMOUNT_CLOEXEC, attrs)
+		return err
+	})
+	if err != nil {
+		return nil, os.NewSyscallError("fsmount", err)
+	}
+	return os.NewFile(uintptr(fd), "mount"), nil
+}
+
+// sysfsOf mounts the sysfs of a network namespace that is not PID 1's own.
+func sysfsOf(pid int) (m *os.File, err error) {
+	err = linux.OnThread(func() error {
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = ns.Close() }()
+		if err := linux.JoinNS(ns, unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		m, err = linux.NewFS("sysfs").Mount(walled | unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_RDONLY)
+		return err
+	})
+	return m, err
+}

@@ -60,7 +60,7 @@ func TestSpecKeepsItsBytes(t *testing.T) {
 	must(t, json.Unmarshal(b, &w))
 	got := w.spec()
 	if got.Argv[0] != s.Argv[0] || got.Argv[2] != s.Argv[2] || got.Env["B\xff"] != "1" || got.Env["A"] != "\xfe" || got.Cwd != s.Cwd || *got.PTY != *s.PTY {
-		t.Fatalf("%+q", got)
+		t.Fatalf("%+v", got)
 	}
 	if !w.equal(toWireSpec(s)) {
 		t.Fatal("a round trip changed it")

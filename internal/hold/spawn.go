@@ -1,0 +1,180 @@
+package hold
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"syscall"
+
+	"github.com/opendsec/dsec"
+)
+
+// withForker lends an idle forker.
+func (s *server) withForker(ctx context.Context, f func(*forker) error) error {
+	select {
+	case k := <-s.forkers:
+		defer func() { s.forkers <- k }()
+		return f(k)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// anyForker is for requests that are not answered by the forker itself.
+func (s *server) anyForker() *forker {
+	return s.all[int(s.turn.Add(1))%len(s.all)]
+}
+
+// spawn makes a shell: PID 1 in its namespaces, its ids mapped, in its cgroups.
+func (s *server) spawn(ctx context.Context, w wireSpawn, f *frame) (any, []*os.File, error) {
+	if !validID(w.ID) || w.Count == 0 || w.UIDBase == 0 || w.GIDBase == 0 || w.Cgroup == "" {
+		return nil, nil, dsec.Errorf(dsec.Invalid, "spawn sandbox", dsec.Quote(w.ID), "needs a valid id, a uid and gid range and a cgroup")
+	}
+	sb := &sandbox{s: s, spec: w.SpawnSpec, net: !w.HasNet, done: make(chan struct{}), execs: map[string]*execution{}, helpers: map[*helper]struct{}{}}
+	s.mu.Lock()
+	if s.sandboxes[w.ID] != nil {
+		s.mu.Unlock()
+		return nil, nil, dsec.E(dsec.AlreadyExists, "spawn sandbox", w.ID, nil)
+	}
+	s.sandboxes[w.ID] = sb
+	s.mu.Unlock()
+	files, err := sb.spawn(ctx, f)
+	if err != nil {
+		s.mu.Lock()
+		delete(s.sandboxes, w.ID)
+		s.mu.Unlock()
+		if dsec.ClassOf(err) == dsec.Internal {
+			err = dsec.E(dsec.Internal, "spawn sandbox", w.ID, err)
+		}
+		return nil, nil, err
+	}
+	return wireShell{PID: sb.pid}, files, nil
+}
+
+func openTasks(paths []string) ([]*os.File, error) {
+	var files []*os.File
+	for _, p := range paths {
+		f, err := os.OpenFile(p, os.O_WRONLY, 0)
+		if err != nil {
+			closeAll(files)
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+func (sb *sandbox) spawn(ctx context.Context, f *frame) ([]*os.File, error) {
+	group, err := os.Open(sb.spec.Cgroup)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = group.Close() }()
+	tasks, err := openTasks(sb.spec.Tasks)
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(tasks)
+	ours, theirs, err := seqpacketPair()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = theirs.Close() }()
+	ctl, err := unixConn(ours)
+	if err != nil {
+		return nil, err
+	}
+	files := []*os.File{group, theirs}
+	var flags uint32
+	if !sb.net {
+		ns, err := f.take(0)
+		if err != nil {
+			return nil, err
+		}
+		files, flags = append(files, ns), nativeJoinNetNS
+	}
+	var pidfd *os.File
+	err = sb.s.withForker(ctx, func(k *forker) error {
+		a, fd, err := k.call(nativeSpawn, flags, files)
+		if err != nil {
+			return err
+		}
+		if !a.ok() {
+			return fmt.Errorf("%s: %w", a.stepName(), a.errno())
+		}
+		sb.pid, pidfd = int(a.PID), fd
+		return nil
+	})
+	if err != nil {
+		_ = ctl.Close()
+		return nil, err
+	}
+	out, err := sb.born(pidfd, ctl, tasks)
+	if err != nil {
+		_ = ctl.Close()
+		_ = syscall.Kill(sb.pid, syscall.SIGKILL) // ours and not reaped, so it is still that process
+		reapPID(sb.pid)
+		return nil, err
+	}
+	return out, nil
+}
+
+// born gives a new PID 1 its ids and opens its namespaces.
+func (sb *sandbox) born(pidfd *os.File, ctl *net.UnixConn, tasks []*os.File) ([]*os.File, error) {
+	pidfd, err := pollableFile(pidfd)
+	if err != nil {
+		return nil, err
+	}
+	if err := ours(fdOf(pidfd)); err != nil {
+		_ = pidfd.Close()
+		return nil, err
+	}
+	proc := "/proc/" + strconv.Itoa(sb.pid)
+	oom := strconv.Itoa(sb.spec.OOMScoreAdj)
+	for _, w := range [][2]string{
+		{"/uid_map", fmt.Sprintf("0 %d %d", sb.spec.UIDBase, sb.spec.Count)},
+		{"/gid_map", fmt.Sprintf("0 %d %d", sb.spec.GIDBase, sb.spec.Count)},
+		{"/oom_score_adj", oom},
+	} {
+		if err := os.WriteFile(proc+w[0], []byte(w[1]), 0); err != nil {
+			_ = pidfd.Close()
+			return nil, err
+		}
+	}
+	own := byte(0)
+	if sb.net {
+		own = 1
+	}
+	if err := sendFiles(ctl, []byte{own, 0, 0, 0}, tasks); err != nil {
+		_ = pidfd.Close()
+		return nil, err
+	}
+	out, err := openNamespaces(sb.pid)
+	if err != nil {
+		_ = pidfd.Close()
+		return nil, err
+	}
+	sb.mu.Lock()
+	sb.ctl = ctl
+	sb.mu.Unlock()
+	sb.s.mu.Lock()
+	sb.pidfd = pidfd
+	sb.s.mu.Unlock()
+	go sb.watch()
+	return out, nil
+}
+
+func openNamespaces(pid int) ([]*os.File, error) {
+	user, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", pid))
+	if err != nil {
+		return nil, err
+	}
+	netns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		_ = user.Close()
+		return nil, err
+	}
+	return []*os.File{user, netns}, nil
+}
