@@ -31,6 +31,10 @@ type Config struct {
 	Key     string       // API key; may be empty on a unix socket
 	Retries int          // of a call while the platform is away; 0 is 3, negative none
 	HTTP    *http.Client // for URLs that are no socket; nil: a new one
+	// Silence is how long a stream may say nothing, and a transfer stand still,
+	// before the connection counts as broken; the server says something every
+	// 10 s. 0 is 30 s.
+	Silence time.Duration
 }
 
 const (
@@ -47,6 +51,7 @@ type Client struct {
 	base    *url.URL
 	key     string
 	retries int
+	silence time.Duration
 	http    *http.Client
 	dial    func(ctx context.Context) (net.Conn, error)
 
@@ -68,6 +73,9 @@ func New(cfg Config) (*Client, error) {
 	c := &Client{base: u, key: cfg.Key, retries: cfg.Retries, http: cfg.HTTP}
 	if c.retries == 0 {
 		c.retries = retries
+	}
+	if c.silence = cfg.Silence; c.silence == 0 {
+		c.silence = silence
 	}
 	d := &net.Dialer{Timeout: dialWithin}
 	network, address := "tcp", u.Host
@@ -124,8 +132,17 @@ func (c *Client) Close() error {
 // ResultOf returns how the sandbox ended that err tells of, or nil.
 func ResultOf(err error) *dsec.Result { return wire.ResultOf(err) }
 
-// auth shows the key.
+// auth shows the key, and gives calls a deadline whose callers set none.
 type auth struct{ key string }
+
+const callWithin = 2 * time.Minute
+
+// longCalls may take longer than others.
+var longCalls = map[string]time.Duration{
+	dsecv1connect.SandboxesCreateProcedure: 6 * time.Minute, dsecv1connect.SandboxesStartProcedure: 6 * time.Minute,
+	dsecv1connect.SandboxesStopProcedure: 6 * time.Minute, dsecv1connect.SandboxesDeleteProcedure: 6 * time.Minute,
+	dsecv1connect.SandboxesCommitProcedure: 31 * time.Minute, dsecv1connect.CommandsExecProcedure: 11 * time.Minute,
+}
 
 func (a auth) set(h http.Header) {
 	if a.key != "" {
@@ -136,6 +153,15 @@ func (a auth) set(h http.Header) {
 func (a auth) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		a.set(req.Header())
+		if _, ok := ctx.Deadline(); !ok {
+			d := callWithin
+			if long, ok := longCalls[req.Spec().Procedure]; ok {
+				d = long
+			}
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, d)
+			defer cancel()
+		}
 		return next(ctx, req)
 	}
 }

@@ -148,16 +148,16 @@ func (p *Process) Follow(ctx context.Context, from Offsets, fn func(Chunk) error
 func (p *Process) follow(ctx context.Context, from Offsets, fn func(Chunk) error) (process.Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	quiet := p.c.newSilence(cancel)
+	defer quiet.stop()
 	stream, err := p.c.commands.Output(ctx, &dsecv1.OutputRequest{Sandbox: string(p.Sandbox), Exec: p.ID,
 		StdoutOffset: from.Stdout, StderrOffset: from.Stderr})
 	if err != nil {
-		return process.Result{}, wire.FromConnect("follow output", err)
+		return process.Result{}, quiet.blame("follow output", p.ID, wire.FromConnect("follow output", err))
 	}
 	defer stream.Close()
-	silent := newSilence(cancel)
-	defer silent.stop()
 	for stream.Receive() {
-		silent.stop()
+		quiet.stop()
 		m := stream.Msg()
 		if r := m.GetResult(); r != nil {
 			return wire.ExecResultFrom(r), nil
@@ -171,13 +171,10 @@ func (p *Process) follow(ctx context.Context, from Offsets, fn func(Chunk) error
 				return process.Result{}, err
 			}
 		}
-		silent.restart()
-	}
-	if silent.fired() {
-		return process.Result{}, dsec.Errorf(dsec.Unavailable, "follow output", p.ID, "no sign of life for %v", silence)
+		quiet.restart()
 	}
 	if err := stream.Err(); err != nil {
-		return process.Result{}, wire.FromConnect("follow output", err)
+		return process.Result{}, quiet.blame("follow output", p.ID, wire.FromConnect("follow output", err))
 	}
 	return process.Result{}, dsec.Errorf(dsec.Unavailable, "follow output", p.ID, "the stream ended without a result")
 }
@@ -229,12 +226,12 @@ func (p *Process) Feed(ctx context.Context, r io.Reader) error {
 	defer p.mu.Unlock()
 	counted := &counter{r: r}
 	path := sandboxPath(p.Sandbox) + "/execs/" + p.ID + "/stdin?close=1&offset=" + strconv.FormatInt(p.in, 10)
-	resp, err := p.c.raw(ctx, http.MethodPut, path, counted)
+	resp, err := p.c.raw(ctx, http.MethodPut, path, counted) // silence is the command's right
 	p.in += counted.n
 	if err != nil {
 		return err
 	}
-	return drained(resp)
+	return answer("write stdin", resp, nil)
 }
 
 type counter struct {

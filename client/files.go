@@ -7,6 +7,9 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
@@ -120,12 +123,17 @@ func (f *Files) Read(ctx context.Context, path string, offset, length int64, w i
 }
 
 func (f *Files) get(ctx context.Context, op, path string, w io.Writer) (int64, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	quiet := f.c.newSilence(cancel)
+	defer quiet.stop()
 	resp, err := f.c.raw(ctx, http.MethodGet, path, nil)
 	if err != nil {
-		return 0, err
+		return 0, quiet.blame(op, "", err)
 	}
 	defer resp.Body.Close()
-	return io.Copy(w, wire.NewFrameReader(op, resp.Body))
+	n, err := io.Copy(w, wire.NewFrameReader(op, heard{resp.Body, quiet}))
+	return n, quiet.blame(op, "", err)
 }
 
 // Write implements files.FS. Nothing is replaced unless the platform got all
@@ -144,20 +152,9 @@ func (f *Files) Write(ctx context.Context, path string, r io.Reader, o files.Wri
 	if o.SHA256 != "" {
 		q.Set("sha256", o.SHA256)
 	}
-	resp, err := f.c.raw(ctx, http.MethodPut, f.path("/files", path, q), r)
-	if err != nil {
-		return files.Info{}, err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	info := &dsecv1.FileInfo{}
-	if err == nil {
-		err = wire.JSON{}.Unmarshal(b, info)
-	}
-	if err != nil {
-		return files.Info{}, dsec.E(dsec.Unavailable, "write file", path, err)
-	}
-	return wire.FileInfoFrom(info), nil
+	err := f.c.put(ctx, "write file", http.MethodPut, f.path("/files", path, q), r, info)
+	return wire.FileInfoFrom(info), err
 }
 
 func setID(q url.Values, name string, v *uint32, base int) {
@@ -181,23 +178,14 @@ func (f *Files) Upload(ctx context.Context, dir string, r io.Reader, o files.Tre
 	q := url.Values{}
 	setID(q, "uid", o.UID, 10)
 	setID(q, "gid", o.GID, 10)
-	resp, err := f.c.raw(ctx, http.MethodPut, f.path("/tree", dir, q), r)
-	if err != nil {
-		return err
-	}
-	return drained(resp)
+	return f.c.put(ctx, "upload tree", http.MethodPut, f.path("/tree", dir, q), r, nil)
 }
 
 // raw sends a request to a raw endpoint. An answer that is no success is
 // returned as its error.
 func (c *Client) raw(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
-	op := method + " " + path
-	if i := len(method) + 1; len(op) > i {
-		u, err := url.Parse(path)
-		if err == nil {
-			op = method + " " + u.Path
-		}
-	}
+	bare, _, _ := strings.Cut(path, "?")
+	op := method + " " + bare
 	req, err := http.NewRequestWithContext(ctx, method, c.base.String()+path, body)
 	if err != nil {
 		return nil, dsec.E(dsec.Invalid, op, "", err)
@@ -215,12 +203,31 @@ func (c *Client) raw(ctx context.Context, method, path string, body io.Reader) (
 	return resp, nil
 }
 
-// drained reads an answer that says no more than that it worked.
-func drained(resp *http.Response) error {
+// put streams r to a raw endpoint and reads the JSON answer into m (nil: its
+// content does not matter).
+func (c *Client) put(ctx context.Context, op, method, path string, r io.Reader, m proto.Message) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	quiet := c.newSilence(cancel)
+	defer quiet.stop()
+	resp, err := c.raw(ctx, method, path, sent{r, quiet})
+	if err != nil {
+		return quiet.blame(op, "", err)
+	}
+	return answer(op, resp, m)
+}
+
+func answer(op string, resp *http.Response, m proto.Message) error {
 	defer resp.Body.Close()
-	var any json.RawMessage
-	if err := json.NewDecoder(resp.Body).Decode(&any); err != nil {
-		return dsec.E(dsec.Unavailable, "read answer", "", err)
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxMessage))
+	if err == nil && !json.Valid(b) {
+		err = io.ErrUnexpectedEOF
+	}
+	if err == nil && m != nil {
+		err = wire.JSON{}.Unmarshal(b, m)
+	}
+	if err != nil {
+		return dsec.E(dsec.Unavailable, op, "", err)
 	}
 	return nil
 }

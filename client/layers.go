@@ -83,20 +83,9 @@ func (c *Client) UploadTree(ctx context.Context, tar io.Reader, o BuildOptions) 
 
 func (c *Client) upload(ctx context.Context, tar io.Reader, q url.Values) (Layer, error) {
 	q.Set("call_id", newKey())
-	resp, err := c.raw(ctx, http.MethodPost, "/v1/layers/upload?"+q.Encode(), tar)
-	if err != nil {
-		return Layer{}, err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxMessage))
 	m := &dsecv1.ImportResponse{}
-	if err == nil {
-		err = wire.JSON{}.Unmarshal(b, m)
-	}
-	if err != nil {
-		return Layer{}, dsec.E(dsec.Unavailable, "upload layer", q.Get("tag"), err)
-	}
-	return layerFrom(m.Layer), nil
+	err := c.put(ctx, "upload layer", http.MethodPost, "/v1/layers/upload?"+q.Encode(), tar, m)
+	return layerFrom(m.Layer), err
 }
 
 // Layers lists the store.

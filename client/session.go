@@ -164,11 +164,11 @@ func (s *Session) receive() (opened bool, err error) {
 	if f != nil && !s.last.IsZero() {
 		f.Since = wire.Stamp(s.last)
 	}
-	quiet := newSilence(cancel)
+	quiet := s.c.newSilence(cancel)
 	defer quiet.stop()
 	stream, err := s.c.events.Open(ctx, &dsecv1.OpenRequest{Session: "c" + dsec.Random(30), Events: f})
 	if err != nil {
-		return false, wire.FromConnect("open session", err)
+		return false, quiet.blame("open session", "", wire.FromConnect("open session", err))
 	}
 	defer stream.Close()
 	defer s.broken()
@@ -182,11 +182,8 @@ func (s *Session) receive() (opened bool, err error) {
 		}
 		s.dispatch(m)
 	}
-	if quiet.fired() {
-		return opened, dsec.Errorf(dsec.Unavailable, "receive events", "", "no sign of life for %v", silence)
-	}
 	if err := stream.Err(); err != nil {
-		return opened, wire.FromConnect("receive events", err)
+		return opened, quiet.blame("receive events", "", wire.FromConnect("receive events", err))
 	}
 	return opened, dsec.Errorf(dsec.Unavailable, "receive events", "", "the stream ended")
 }

@@ -289,6 +289,14 @@ func (e *env) local() *client.Client {
 	return c
 }
 
+// newKey makes a user's key.
+func (e *env) newKey(project string) string {
+	e.t.Helper()
+	_, key, err := e.keys.Create(e.t.Context(), iam.Request{Project: project})
+	must(e.t, err)
+	return key
+}
+
 // remote is a client on TCP with a new key.
 func (e *env) remote(role iam.Role, project string) *client.Client {
 	e.t.Helper()

@@ -584,3 +584,79 @@ func TestTreesGoThroughAsTar(t *testing.T) {
 	}
 	wantClass(t, f.Download(ctx, "/nope", io.Discard, files.TreeOptions{}), dsec.FileNotFound)
 }
+
+// freezer stands between client and gateway; once frozen it passes nothing on
+// and closes nothing, like a firewall that drops packets.
+func freezer(t *testing.T, target string) (addr string, freeze func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	frozen := make(chan struct{})
+	pass := func(dst, src net.Conn) {
+		buf := make([]byte, 32<<10)
+		for {
+			n, err := src.Read(buf)
+			if err != nil {
+				return
+			}
+			select {
+			case <-frozen:
+				return
+			default:
+				_, _ = dst.Write(buf[:n])
+			}
+		}
+	}
+	go func() {
+		for {
+			a, err := l.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = a.Close() })
+			b, err := net.Dial("unix", target)
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = b.Close() })
+			go pass(a, b)
+			go pass(b, a)
+		}
+	}()
+	return l.Addr().String(), func() { close(frozen) }
+}
+
+func TestA21_DroppedPacketsAreAnErrorNotAHang(t *testing.T) {
+	e := start(t)
+	addr, freeze := freezer(t, e.socket)
+	c, err := client.New(client.Config{URL: "http://" + addr, Key: e.newKey("default"), Retries: -1, Silence: time.Second})
+	must(t, err)
+	sb := e.sandbox(c)
+	p, err := c.Exec(t.Context(), sb.ID, sh("echo A; sleep 100"))
+	must(t, err)
+	s, err := c.OpenSession(t.Context(), nil, nil)
+	must(t, err)
+	defer s.Close()
+	r, err := s.Exec(t.Context(), sb.ID, sh("echo A; sleep 100"), client.ModeStream, nil)
+	must(t, err)
+	begun := time.Now()
+	_, err = p.Follow(t.Context(), client.Offsets{}, func(ch client.Chunk) error {
+		if ch.Stream == process.Stdout && len(ch.Data) > 0 {
+			freeze()
+		}
+		return nil
+	})
+	wantClass(t, err, dsec.Unavailable)
+	_, err = r.Wait(t.Context())
+	wantClass(t, err, dsec.Unavailable)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err = c.Get(ctx, sb.ID)
+	wantClass(t, err, dsec.Timeout)
+	_, err = c.Files(sb.ID, "").Read(t.Context(), "/etc/passwd", 0, -1, io.Discard)
+	wantClass(t, err, dsec.Unavailable)
+	if took := time.Since(begun); took > 10*time.Second {
+		t.Fatalf("took %v", took)
+	}
+}

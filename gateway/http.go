@@ -155,6 +155,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	}
 	_ = r.rc.SetWriteDeadline(time.Now().Add(stall)) // HTTP/2 and HTTP/1 both can
 	n, err := r.ResponseWriter.Write(p)
+	_ = r.rc.SetWriteDeadline(time.Time{}) // HTTP/2 resets idle streams whose deadline passed
 	r.bytes += int64(n)
 	return n, err
 }
@@ -163,6 +164,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 func (r *recorder) Flush() {
 	_ = r.rc.SetWriteDeadline(time.Now().Add(stall))
 	_ = r.rc.Flush() // a client that left is seen at the next write
+	_ = r.rc.SetWriteDeadline(time.Time{})
 }
 
 // Unwrap gives http.ResponseController the connection.

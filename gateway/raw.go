@@ -30,18 +30,19 @@ func (g *Gateway) downloadTree(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (g *Gateway) writeFile(w http.ResponseWriter, r *http.Request) error {
-	return g.put(w, r, "/files")
+	return g.put(w, r, "/files", newMovingBody(w, r))
 }
 
 func (g *Gateway) uploadTree(w http.ResponseWriter, r *http.Request) error {
-	return g.put(w, r, "/tree")
+	return g.put(w, r, "/tree", newMovingBody(w, r))
 }
 
 func (g *Gateway) feedStdin(w http.ResponseWriter, r *http.Request) error {
 	if !wire.ExecID(r.PathValue("exec")) {
 		return dsec.Errorf(dsec.Invalid, "find exec", dsec.Quote(r.PathValue("exec")), "not the id of an exec")
 	}
-	return g.put(w, r, "/stdin/"+r.PathValue("exec"))
+	// The client may be a person who thinks, the command may not read.
+	return g.put(w, r, "/stdin/"+r.PathValue("exec"), &movingBody{Reader: r.Body})
 }
 
 // target is the node and path of a raw request.
@@ -104,12 +105,11 @@ func (s *watched) Read(p []byte) (int, error) {
 }
 
 // put passes a body on to a node and answers what it answers.
-func (g *Gateway) put(w http.ResponseWriter, r *http.Request, what string) error {
+func (g *Gateway) put(w http.ResponseWriter, r *http.Request, what string, body *movingBody) error {
 	node, path, err := target(r, what)
 	if err != nil {
 		return err
 	}
-	body := &movingBody{Reader: r.Body, rc: http.NewResponseController(w)}
 	resp, err := g.cfg.Cluster.Do(r.Context(), node, wire.Request{Method: http.MethodPut, Path: path,
 		Project: scope(r.Context()), Body: body, Length: r.ContentLength})
 	if err != nil {
@@ -128,12 +128,18 @@ func (g *Gateway) put(w http.ResponseWriter, r *http.Request, what string) error
 // movingBody is what a client uploads: it may be slow, but not stand still.
 type movingBody struct {
 	io.Reader
-	rc  *http.ResponseController
-	err error // what reading ended with
+	rc  *http.ResponseController // nil: it may stand still
+	err error                    // what reading ended with
+}
+
+func newMovingBody(w http.ResponseWriter, r *http.Request) *movingBody {
+	return &movingBody{Reader: r.Body, rc: http.NewResponseController(w)}
 }
 
 func (b *movingBody) Read(p []byte) (int, error) {
-	_ = b.rc.SetReadDeadline(time.Now().Add(stall)) // HTTP/2 and HTTP/1 both can
+	if b.rc != nil {
+		_ = b.rc.SetReadDeadline(time.Now().Add(stall)) // HTTP/2 and HTTP/1 both can
+	}
 	n, err := b.Reader.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
 		b.err = err
@@ -173,7 +179,7 @@ func (g *Gateway) uploadLayer(w http.ResponseWriter, r *http.Request) error {
 		pass.Set(name, q.Get(name))
 	}
 	pass.Set("source", "upload by "+principal(ctx).Name)
-	body := &movingBody{Reader: r.Body, rc: http.NewResponseController(w)}
+	body := newMovingBody(w, r)
 	resp, err := g.cfg.Cluster.Do(ctx, node, wire.Request{Method: http.MethodPost, Path: wire.PathUpload + "?" + pass.Encode(),
 		Project: scope(ctx), Body: body, Length: r.ContentLength})
 	if err != nil {

@@ -273,10 +273,9 @@ func (s *Server) feedStdin(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer func() { <-in.turn }()
-	body := newMovingBody(w, r)
-	_, err = io.CopyN(io.Discard, body, skip)
+	_, err = io.CopyN(io.Discard, r.Body, skip)
 	if err == nil {
-		_, err = io.CopyBuffer(&stdinWriter{ctx, p, in}, body, make([]byte, copyBuffer))
+		_, err = io.CopyBuffer(&stdinWriter{ctx, p, in}, r.Body, make([]byte, copyBuffer))
 	}
 	if errors.Is(err, io.EOF) {
 		err = nil // shorter than what is written already
