@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opendsec/dsec/process"
 )
 
@@ -32,7 +34,7 @@ func counter(path, name string) int64 {
 	if path == "" {
 		return 0
 	}
-	b, err := os.ReadFile(path)
+	b, err := readPlain(path)
 	if err != nil {
 		return 0
 	}
@@ -53,7 +55,7 @@ func throttled(path string) time.Duration {
 }
 
 func number(path string) int64 {
-	b, err := os.ReadFile(path)
+	b, err := readPlain(path)
 	if err != nil {
 		return 0
 	}
@@ -167,7 +169,7 @@ func (sb *sandbox) dying() bool {
 }
 
 func killCgroup(dir string) error {
-	return os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+	return writePlain(filepath.Join(dir, "cgroup.kill"), "1")
 }
 
 func cgroupCPU(dir string) time.Duration {
@@ -178,7 +180,7 @@ const lingerEvery = 5 * time.Second
 
 // removeCgroup removes the cgroup of a command, later if processes live in it.
 func (s *server) removeCgroup(dir string) {
-	err := os.Remove(dir)
+	err := unix.Rmdir(dir)
 	if err == nil || errors.Is(err, os.ErrNotExist) {
 		return
 	}
@@ -204,7 +206,7 @@ func (s *server) sweep() {
 		}
 		s.mu.Unlock()
 		for _, d := range list {
-			if err := os.Remove(d); err == nil || errors.Is(err, os.ErrNotExist) {
+			if err := unix.Rmdir(d); err == nil || errors.Is(err, os.ErrNotExist) {
 				s.mu.Lock()
 				delete(s.lingering, d)
 				s.mu.Unlock()

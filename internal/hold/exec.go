@@ -108,10 +108,19 @@ func (o *stdio) closeOurs() {
 	closeAll([]*os.File{o.in, o.out[0], o.out[1]})
 }
 
-func pipe() (r, w *os.File, err error) {
+// pipe makes a pipe of which the runtime waits for our end, which is the
+// reading one if read is set.
+func pipe(read bool) (ours, theirs *os.File, err error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return nil, nil, os.NewSyscallError("pipe2", err)
+	}
+	if !read {
+		p[0], p[1] = p[1], p[0]
+	}
+	if err := unix.SetNonblock(p[0], true); err != nil {
+		_, _ = unix.Close(p[0]), unix.Close(p[1])
+		return nil, nil, os.NewSyscallError("fcntl", err)
 	}
 	return os.NewFile(uintptr(p[0]), "pipe"), os.NewFile(uintptr(p[1]), "pipe"), nil
 }
@@ -127,30 +136,24 @@ func (e *execution) connect() (o stdio, err error) {
 		return o, nil
 	}
 	if e.spec.Spec.Stdin {
-		r, w, err := pipe()
+		w, r, err := pipe(false)
 		if err != nil {
 			return o, err
 		}
-		o.theirs = append(o.theirs, r)
-		if o.in, err = pollableFile(w); err != nil {
-			return o, err
-		}
+		o.in, o.theirs = w, append(o.theirs, r)
 	} else {
-		null, err := os.Open(os.DevNull)
+		null, err := openPlain(os.DevNull, unix.O_RDONLY)
 		if err != nil {
 			return o, err
 		}
 		o.theirs = append(o.theirs, null)
 	}
 	for i := range o.out {
-		r, w, err := pipe()
+		r, w, err := pipe(true)
 		if err != nil {
 			return o, err
 		}
-		o.theirs = append(o.theirs, w)
-		if o.out[i], err = pollableFile(r); err != nil {
-			return o, err
-		}
+		o.out[i], o.theirs = r, append(o.theirs, w)
 	}
 	return o, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -117,7 +118,7 @@ type launch struct {
 }
 
 func (l *launch) run() (*child, *os.File, error) {
-	group, err := os.Open(l.group)
+	group, err := openPlain(l.group, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -127,8 +128,13 @@ func (l *launch) run() (*child, *os.File, error) {
 		return nil, nil, err
 	}
 	defer closeAll(tasks)
-	report, theirs, err := seqpacketPair()
+	ours, theirs, err := seqpacketPair()
 	if err != nil {
+		return nil, nil, err
+	}
+	report, err := unixConn(ours)
+	if err != nil {
+		_ = theirs.Close()
 		return nil, nil, err
 	}
 	defer func() { _ = report.Close() }()
@@ -139,18 +145,15 @@ func (l *launch) run() (*child, *os.File, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return l.follow(int(report.Fd()))
+	return l.follow(report)
 }
 
 // follow reads what the two processes on the way report. The last word has the
 // one between: it speaks when the other runs its own program, or has failed.
-func (l *launch) follow(report int) (c *child, pty *os.File, err error) {
-	tv := unix.NsecToTimeval(int64(nativeWait))
-	if err := unix.SetsockoptTimeval(report, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-		return nil, nil, os.NewSyscallError("setsockopt", err)
-	}
+func (l *launch) follow(report *net.UnixConn) (c *child, pty *os.File, err error) {
+	_ = report.SetReadDeadline(time.Now().Add(nativeWait))
 	for {
-		a, files, rerr := waitAnswer(report)
+		a, files, rerr := recvAnswer(report)
 		switch {
 		case rerr != nil: // killed on the way, or stuck
 			if err == nil && errors.Is(rerr, net.ErrClosed) {

@@ -189,22 +189,6 @@ func recvAnswer(c *net.UnixConn) (answer, []*os.File, error) {
 	return parseAnswer(b[:n], oob[:oobn])
 }
 
-// waitAnswer is recvAnswer on a plain descriptor: the thread waits in the
-// kernel, which saves a command's start the way through the runtime's poller.
-func waitAnswer(fd int) (answer, []*os.File, error) {
-	var b [64]byte
-	oob := make([]byte, unix.CmsgSpace(4*4))
-	var n, oobn int
-	err := noEINTR(func() (err error) {
-		n, oobn, _, _, err = unix.Recvmsg(fd, b[:], oob, unix.MSG_CMSG_CLOEXEC)
-		return err
-	})
-	if err != nil {
-		return answer{}, nil, os.NewSyscallError("recvmsg", err)
-	}
-	return parseAnswer(b[:n], oob[:oobn])
-}
-
 func parseAnswer(b, oob []byte) (answer, []*os.File, error) {
 	files, err := receivedFiles(oob)
 	if err != nil {

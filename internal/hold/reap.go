@@ -112,3 +112,39 @@ func noEINTR(f func() error) error {
 		}
 	}
 }
+
+// openPlain opens a file without telling the runtime's poller of it, which files
+// of cgroup file systems could be waited for with.
+func openPlain(path string, flags int) (*os.File, error) {
+	var fd int
+	err := noEINTR(func() (err error) {
+		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// readPlain reads a small file of the kernel's.
+func readPlain(path string) ([]byte, error) {
+	f, err := openPlain(path, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	b := make([]byte, 4096)
+	n, err := f.Read(b)
+	return b[:n], err
+}
+
+func writePlain(path, text string) error {
+	f, err := openPlain(path, unix.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	_, err = f.WriteString(text)
+	return err
+}

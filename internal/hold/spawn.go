@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opendsec/dsec"
 )
 
@@ -56,7 +58,7 @@ func (s *server) spawn(ctx context.Context, w wireSpawn, f *frame) (any, []*os.F
 func openTasks(paths []string) ([]*os.File, error) {
 	var files []*os.File
 	for _, p := range paths {
-		f, err := os.OpenFile(p, os.O_WRONLY, 0)
+		f, err := openPlain(p, unix.O_WRONLY)
 		if err != nil {
 			closeAll(files)
 			return nil, err
@@ -67,7 +69,7 @@ func openTasks(paths []string) ([]*os.File, error) {
 }
 
 func (sb *sandbox) spawn(ctx context.Context, f *frame) ([]*os.File, error) {
-	group, err := os.Open(sb.spec.Cgroup)
+	group, err := openPlain(sb.spec.Cgroup, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}
