@@ -88,28 +88,36 @@ type converted struct {
 
 func tryConvert(t testing.TB, source string, opts Options) (converted, error) {
 	t.Helper()
-	d := t.TempDir()
-	meta, err := os.Create(filepath.Join(d, "meta"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer meta.Close()
-	data, err := os.Create(filepath.Join(d, "data"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer data.Close()
-	scratch, err := os.Create(filepath.Join(d, "scratch"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer scratch.Close()
 	loc, err := Locate(source)
 	if err != nil {
 		return converted{}, err
 	}
-	res, err := Convert(context.Background(), loc, Files{Meta: meta, Data: data, Scratch: scratch}, opts)
-	return converted{res, meta.Name(), data.Name()}, err
+	return tryConvertAt(t, loc, opts)
+}
+
+func convertAt(t testing.TB, loc Location, opts Options) converted {
+	t.Helper()
+	c, err := tryConvertAt(t, loc, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func tryConvertAt(t testing.TB, loc Location, opts Options) (converted, error) {
+	t.Helper()
+	d := t.TempDir()
+	open := func(name string) *os.File {
+		f, err := os.Create(filepath.Join(d, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	files := Files{Meta: open("meta"), Data: open("data"), Scratch: open("scratch")}
+	res, err := Convert(context.Background(), loc, files, opts)
+	return converted{res, files.Meta.Name(), files.Data.Name()}, err
 }
 
 func mustConvert(t testing.TB, source string, opts Options) converted {

@@ -136,7 +136,7 @@ func removeIfThere(p string) bool {
 // TestRandomLayersMatchARealUnpack compares the merge with a real file system,
 // and our reader with the kernel's, on many small images.
 func TestRandomLayersMatchARealUnpack(t *testing.T) {
-	seeds := uint64(400)
+	seeds := uint64(120)
 	if testing.Short() {
 		seeds = 50
 	}

@@ -369,7 +369,7 @@ func TestCaps(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	bomb := writeFile(t, compress(t, "zstd", makeTar(t, file("zeros", string(make([]byte, 100<<20))))))
+	bomb := writeFile(t, compress(t, "zstd", makeTar(t, file("zeros", string(make([]byte, 66<<20))))))
 	if _, err := tryConvert(t, bomb, Options{}); !errors.Is(err, dsec.Invalid.Err()) || !strings.Contains(err.Error(), "times as many") {
 		t.Errorf("ratio: %v", err)
 	}
