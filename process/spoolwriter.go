@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/opendsec/dsec"
 )
@@ -35,8 +36,13 @@ type SpoolWriter struct {
 	seenTo    int64
 	lostTo    int64 // bytes before this position were refused by the disk
 	followers map[*Cursor]struct{}
+	expected  time.Time     // until then the first follower is waited for; zero once it came
 	space     chan struct{} // capacity 1: a follower moved or left
 }
+
+// firstFollower is how long a command that writes more than is kept is slowed
+// down so that a follower who starts it and then follows misses nothing.
+const firstFollower = 250 * time.Millisecond
 
 // NewSpoolWriter begins a spool in an empty file, which it owns. Sizes of 0 are
 // DefaultKeep.
@@ -63,7 +69,7 @@ func NewLazySpoolWriter(create func() (*os.File, error), head, tail int64) (*Spo
 		return nil, dsec.Errorf(dsec.Invalid, "make spool", "", "head %d and tail %d, at most %d each", head, tail, MaxKeep)
 	}
 	return &SpoolWriter{create: create, h: SpoolHeader{Head: head, Tail: tail}, followers: map[*Cursor]struct{}{},
-		space: make(chan struct{}, 1)}, nil
+		expected: time.Now().Add(firstFollower), space: make(chan struct{}, 1)}, nil
 }
 
 // Image returns the bytes of the spool file as it would be, if there is none.
@@ -108,19 +114,34 @@ func (w *SpoolWriter) Header() SpoolHeader {
 }
 
 // Write appends p. While a follower is behind by a whole ring it waits for it,
-// until stop is closed; then it no longer waits.
+// and for a short time for the first one, until stop is closed; then it no
+// longer waits.
 func (w *SpoolWriter) Write(p []byte, stop <-chan struct{}) {
 	for len(p) > 0 {
 		n := w.writeSome(p, false)
 		if n == 0 {
+			late := w.late()
 			select {
 			case <-w.space:
+			case <-late.C:
 			case <-stop:
 				n = w.writeSome(p, true)
 			}
+			late.Stop()
 		}
 		p = p[n:]
 	}
+}
+
+// late fires when the first follower is not waited for any more; long after
+// there is one.
+func (w *SpoolWriter) late() *time.Timer {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.expected.IsZero() {
+		return time.NewTimer(time.Hour)
+	}
+	return time.NewTimer(time.Until(w.expected))
 }
 
 func (w *SpoolWriter) writeSome(p []byte, force bool) int {
@@ -166,6 +187,9 @@ func (w *SpoolWriter) roomLocked() int64 {
 		return w.h.Head - w.h.Total
 	}
 	room := w.h.Tail
+	if !w.expected.IsZero() && time.Now().Before(w.expected) {
+		room = w.h.Tail - (w.h.Total - w.h.Head)
+	}
 	for c := range w.followers {
 		room = min(room, w.h.Tail-(w.h.Total-max(c.acked, w.h.Start())))
 	}
@@ -243,6 +267,8 @@ func (w *SpoolWriter) Follow(offset int64) (*Cursor, error) {
 	}
 	c := &Cursor{w: w, acked: min(offset, w.h.Total), told: -1, wake: make(chan struct{}, 1)}
 	w.followers[c] = struct{}{}
+	w.expected = time.Time{}
+	w.freeLocked()
 	return c, nil
 }
 
