@@ -63,15 +63,6 @@ func (s *settings) load() (err error) {
 	return s.Validate()
 }
 
-// args passes the settings on to a child.
-func (s *settings) args() []string {
-	a := []string{"--data", s.Data, "--run", s.Run, "--instance", s.Instance}
-	if s.file != "" {
-		a = append(a, "--config", s.file)
-	}
-	return a
-}
-
 // The places of a machine's state.
 func (s *settings) socket() string     { return filepath.Join(s.Run, "gateway.sock") }
 func (s *settings) dataSocket() string { return filepath.Join(s.Run, "node", "data.sock") }

@@ -26,43 +26,33 @@ import (
 // keysPrefix is where the API keys are in the cluster's configuration.
 const keysPrefix = "key"
 
-// Descriptors of the gateway.
-const (
-	gatewaySecretFD = supervise.FirstFD
-	gatewaySocketFD = supervise.FirstFD + 1
-)
+// gatewaySocketFD is the socket of local callers.
+const gatewaySocketFD = supervise.FirstFD + 1
 
 // Gateway is the hidden verb of the front door, started by up.
 func Gateway() *cobra.Command {
-	var s settings
-	var nats string
-	c := &cobra.Command{
+	return &cobra.Command{
 		Use: "gateway", Short: "Serve the API (started by up)", Hidden: true, Args: cobra.NoArgs,
 		Example: "  dsec up   # starts it",
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := s.load(); err != nil {
-				return err
-			}
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM)
 			defer stop()
-			return serveGateway(ctx, &s, nats)
+			return serveGateway(ctx)
 		},
 	}
-	s.register(c)
-	c.Flags().StringVar(&nats, "nats", "", "loopback port of the embedded NATS server")
-	return c
 }
 
-func serveGateway(ctx context.Context, s *settings, natsPort string) error {
+func serveGateway(ctx context.Context) error {
 	ctx, ready := supervise.Join(ctx)
+	o, err := takeOrders()
+	if err != nil {
+		return err
+	}
+	s := &settings{Config: o.Config}
 	log := logger(os.Stderr).With("role", "gateway")
 	slog.SetDefault(log)
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return dsec.E(dsec.Internal, "give up new privileges", "", err)
-	}
-	secret, err := readSecret(gatewaySecretFD)
-	if err != nil {
-		return err
 	}
 	local, err := net.FileListener(os.NewFile(gatewaySocketFD, "gateway.sock"))
 	if err != nil {
@@ -78,7 +68,7 @@ func serveGateway(ctx context.Context, s *settings, natsPort string) error {
 	stack, err := lifecycle.Open(ctx, "gateway",
 		lifecycle.Step{Name: "nats", Do: func(context.Context) (err error) {
 			server, err = cluster.StartServer(cluster.ServerConfig{Dir: filepath.Join(s.gatewayDir(), "nats"),
-				Listen: net.JoinHostPort("127.0.0.1", natsPort), Secret: secret, Log: log})
+				Listen: net.JoinHostPort("127.0.0.1", o.NATS), Secret: o.Secret, Log: log})
 			return err
 		}, Undo: func(context.Context) error { return server.Close() }},
 		lifecycle.Step{Name: "cluster", Do: func(ctx context.Context) (err error) {

@@ -26,27 +26,17 @@ import (
 	"github.com/opendsec/dsec/runtime"
 )
 
-const nodeSecretFD = supervise.FirstFD
-
 // Node is the hidden verb of the agent, started by up.
 func Node() *cobra.Command {
-	var s settings
-	var nats string
-	c := &cobra.Command{
+	return &cobra.Command{
 		Use: "node", Short: "Run the agent of this machine (started by up)", Hidden: true, Args: cobra.NoArgs,
 		Example: "  dsec up   # starts it",
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := s.load(); err != nil {
-				return err
-			}
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM)
 			defer stop()
-			return serveNode(ctx, &s, nats)
+			return serveNode(ctx)
 		},
 	}
-	s.register(c)
-	c.Flags().StringVar(&nats, "nats", "", "loopback port of the embedded NATS server")
-	return c
 }
 
 // agent is everything of a node but its connection to the gateway.
@@ -104,21 +94,22 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
 }
 
-func serveNode(ctx context.Context, s *settings, natsPort string) error {
+func serveNode(ctx context.Context) error {
 	ctx, ready := supervise.Join(ctx)
-	log := nodeLog()
-	slog.SetDefault(log)
-	secret, err := readSecret(nodeSecretFD)
+	o, err := takeOrders()
 	if err != nil {
 		return err
 	}
+	s := &settings{Config: o.Config}
+	log := nodeLog()
+	slog.SetDefault(log)
 	var a agent
 	stack, err := a.open(ctx, s, log)
 	if err != nil {
 		return err
 	}
 	closing := context.WithoutCancel(ctx)
-	server, err := a.serve(s, natsPort, secret, log)
+	server, err := a.serve(s, o, log)
 	if err != nil {
 		return errors.Join(err, stack.Close(closing))
 	}
@@ -134,7 +125,7 @@ func serveNode(ctx context.Context, s *settings, natsPort string) error {
 }
 
 // serve connects the agent to the gateway.
-func (a *agent) serve(s *settings, natsPort, secret string, log *slog.Logger) (*nodeapi.Server, error) {
+func (a *agent) serve(s *settings, o orders, log *slog.Logger) (*nodeapi.Server, error) {
 	_ = os.Remove(s.dataSocket()) // of an agent that was killed; there is one agent for a lock
 	l, err := net.Listen("unix", s.dataSocket())
 	if err != nil {
@@ -147,6 +138,6 @@ func (a *agent) serve(s *settings, natsPort, secret string, log *slog.Logger) (*
 	}
 	return nodeapi.Open(nodeapi.Config{Node: a.id, Service: a.node, Inside: a.node, Watcher: a.node, Layers: a.layers,
 		Doctor: func(ctx context.Context) []runtime.Report { return []runtime.Report{a.tier.Probe(ctx)} },
-		NATS:   "nats://" + net.JoinHostPort("127.0.0.1", natsPort), User: cluster.NodeUser(a.id), Password: cluster.NodePassword(secret, a.id),
+		NATS:   "nats://" + net.JoinHostPort("127.0.0.1", o.NATS), User: cluster.NodeUser(a.id), Password: cluster.NodePassword(o.Secret, a.id),
 		Listener: l, Address: "unix:" + s.dataSocket(), Version: version.Version, Log: log})
 }

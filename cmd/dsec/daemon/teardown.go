@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"syscall"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/cgroup"
@@ -43,10 +45,30 @@ func endHold(ctx context.Context, s *settings) error {
 	if err != nil {
 		return err
 	}
+	process, err := os.FindProcess(c.Info().PID) // by pidfd
+	if err != nil {
+		return errors.Join(err, c.Close())
+	}
 	if err := c.Shutdown(ctx); err != nil {
 		return errors.Join(err, c.Close())
 	}
-	<-c.Done()
+	<-c.Done() // it hung up: closing our end says so too
+	_ = c.Close()
+	if err := waitGone(ctx, process); err != nil {
+		return dsec.E(dsec.ClassOf(err), "end hold", s.holdSocket(), err)
+	}
 	_ = os.Remove(s.holdSocket())
-	return c.Close()
+	return nil
+}
+
+// waitGone waits for the end of a process that is nobody's child.
+func waitGone(ctx context.Context, p *os.Process) error {
+	for p.Signal(syscall.Signal(0)) == nil {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(time.Millisecond): // init reaps it at once
+		}
+	}
+	return p.Release()
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/gateway"
@@ -125,69 +124,29 @@ func (s *settings) children(gid int) (children []supervise.Child, closeFiles fun
 			closeFiles()
 		}
 	}()
-	secret, err := s.secretInMemory()
+	natsPort, err := freePort()
 	if err != nil {
 		return nil, nil, err
 	}
-	files = append(files, secret)
+	order, err := s.orders(natsPort)
+	if err != nil {
+		return nil, nil, err
+	}
+	files = append(files, order)
 	socket, err := s.socketFile(gid)
 	if err != nil {
 		return nil, nil, err
 	}
 	files = append(files, socket)
-	natsPort, err := freePort()
-	if err != nil {
-		return nil, nil, err
-	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, nil, err
 	}
-	argv := func(verb string) []string {
-		return append([]string{self, verb, "--nats", natsPort}, s.args()...)
-	}
 	return []supervise.Child{
-		{Name: "gateway", Argv: argv("gateway"), Files: []*os.File{secret, socket}, UID: s.Gateway.UID, GID: s.Gateway.UID,
+		{Name: "gateway", Argv: []string{self, "gateway"}, Files: []*os.File{order, socket}, UID: s.Gateway.UID, GID: s.Gateway.UID,
 			Ready: readyWithin, Grace: gatewayEnds},
-		{Name: "node", Argv: argv("node"), Files: []*os.File{secret}, Ready: readyWithin, Grace: nodeEnds},
+		{Name: "node", Argv: []string{self, "node"}, Files: []*os.File{order}, Ready: readyWithin, Grace: nodeEnds},
 	}, closeFiles, nil
-}
-
-// secretInMemory holds the secret in a descriptor: children of any uid can
-// read what they are handed, and nobody else.
-func (s *settings) secretInMemory() (*os.File, error) {
-	text, err := s.secret()
-	if err != nil {
-		return nil, err
-	}
-	fd, err := unix.MemfdCreate("dsec-secret", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, dsec.E(dsec.Internal, "make memory file", "secret", err)
-	}
-	f := os.NewFile(uintptr(fd), "secret")
-	if _, err := f.WriteString(text); err != nil {
-		f.Close()
-		return nil, dsec.E(dsec.Internal, "write memory file", "secret", err)
-	}
-	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
-		f.Close()
-		return nil, dsec.E(dsec.Internal, "seal memory file", "secret", err)
-	}
-	return f, nil
-}
-
-// readSecret is the child's side: the offset is shared by all who have the
-// file, so it reads at 0.
-func readSecret(fd uintptr) (string, error) {
-	f := os.NewFile(fd, "secret")
-	defer f.Close()
-	b := make([]byte, 256)
-	n, err := f.ReadAt(b, 0)
-	if n == 0 {
-		return "", dsec.E(dsec.Internal, "read memory file", "secret", err)
-	}
-	return string(b[:n]), nil
 }
 
 // socketFile listens for local callers and hands the socket to the gateway,
