@@ -111,7 +111,8 @@ def document(node: ast.AST) -> str:
     if not doc:
         return ""
     doc = plain(doc).replace("Await it, or use\nit as ``async with client", "Also as ``with client")
-    doc = doc.replace("async with", "with").replace("awaiting task is cancelled", "wait is interrupted")
+    doc = doc.replace("async with", "with")
+    doc = re.sub(r"awaiting(\s+)task is cancelled", r"wait\1is interrupted", doc)
     body = textwrap.indent(doc, "        ").strip()
     end = "\n        " if "\n" in doc else ""
     return f'        """{body}{end}"""\n'

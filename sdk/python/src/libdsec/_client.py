@@ -168,9 +168,20 @@ class AsyncClient:
         if not wanted.call_id:
             wanted = wanted.with_(call_id=new_key())
 
-        async def make() -> AsyncSandbox:
+        async def create() -> AsyncSandbox:
             answer = await self._call("Sandboxes/Create", {"spec": wanted.wire()}, timeout=CREATE_SILENCE)
             return AsyncSandbox(self, SandboxInfo.from_wire(w.message(answer, "sandbox") or {}))
+
+        async def delete(creating: asyncio.Future[AsyncSandbox]) -> None:
+            await (await creating).delete()
+
+        async def make() -> AsyncSandbox:
+            creating = asyncio.ensure_future(create())
+            try:
+                return await asyncio.shield(creating)
+            except asyncio.CancelledError:
+                self._background(delete(creating))  # nobody would know of it
+                raise
 
         return Creating(make)
 

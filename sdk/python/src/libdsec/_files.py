@@ -107,7 +107,7 @@ class AsyncFiles:
             left = length - got if length >= 0 else -1
             try:
                 params = self._params(path, offset=offset + got, length=left if length >= 0 else None, framed=1)
-                async with self._client._raw("GET", self._path("files"), params, read_timeout=TRANSFER_SILENCE) as r:
+                async with self._client._raw("GET", self._path("files"), params) as r:
                     async for piece in self._client._framed(r):
                         got, failures = got + len(piece), 0
                         yield piece

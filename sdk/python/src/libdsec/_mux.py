@@ -74,6 +74,12 @@ class Feed:
             self.error = self.error or error
         self._news.set()
 
+    def spare_other(self) -> None:
+        """This stream is read now: the other one, if nobody reads it, must not hold the command back."""
+        other = self._sub.stderr if self is self._sub.stdout else self._sub.stdout
+        if not other.reading:
+            other.give_up()
+
     def give_up(self) -> None:
         """Nobody reads this stream for now: do not let it hold the command back."""
         if not self.lossy:
@@ -339,6 +345,7 @@ def _fatal(e: DsecError) -> DsecError:
 async def read_feed(feed: Feed) -> AsyncIterator[bytes]:
     """Reads a stream to its end; while this iterator is open the command waits for it."""
     feed.reading = True
+    feed.spare_other()
     try:
         while True:
             data = await feed.next()

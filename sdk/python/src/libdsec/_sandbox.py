@@ -13,7 +13,7 @@ from ._process import AsyncProcess, finish, raise_for
 from ._session import AsyncSession
 from ._transport import new_key
 from ._wire import Json
-from .errors import Canceled, DsecError, NotFound, SandboxGone, Timeout
+from .errors import DsecError, NotFound, SandboxGone, Timeout
 from .types import Artifact, OnLimit, Result, SandboxInfo, Size, Spec, Stats, argv_of, parse_size
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ class AsyncSandbox:
         spec = _exec_spec(argv_of(cmd, shell), cwd, env, user, timeout)
         spec.update(_limits(on_limit, output_limit))
         spec["stdin"] = stdin is not None
-        sub = await self._start(spec, "kept", call_id)
+        sub = await self._start(spec, "kept", call_id, kill_on_cancel)
         try:
             if stdin is not None:
                 await self._feed(sub, stdin)
             ended = await _within(sub, self.id, timeout)
-        except (asyncio.CancelledError, Canceled):
+        except asyncio.CancelledError:
             if kill_on_cancel:
                 self._client._background(AsyncProcess(self, sub).kill())
             raise
@@ -171,9 +171,25 @@ class AsyncSandbox:
         """A session that was opened before, here or elsewhere, by its id and user."""
         return await AsyncSession.attach(self, id, user)
 
-    async def _start(self, spec: Json, mode: str, call_id: str) -> Sub:
-        mux = self._client._state().mux
-        sub = Sub(mux, self.id, call_id or new_key(), mode)
+    async def _start(self, spec: Json, mode: str, call_id: str, kill_on_cancel: bool = False) -> Sub:
+        """Starts a command. A caller that is cancelled does not stop it half-way: it is killed after, or left."""
+        sub = Sub(self._client._state().mux, self.id, call_id or new_key(), mode)
+        starting = asyncio.ensure_future(self._begin(sub, spec))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._client._background(self._abandon(sub, starting, kill_on_cancel))
+            raise
+        return sub
+
+    async def _abandon(self, sub: Sub, starting: asyncio.Future[None], kill: bool) -> None:
+        await starting
+        sub.mux.remove(sub)
+        if kill:
+            await AsyncProcess(self, sub).kill()
+
+    async def _begin(self, sub: Sub, spec: Json) -> None:
+        mux = sub.mux
         request = {"sandbox": self.id, "spec": w.drop_empty(spec), "call_id": sub.exec_id}
         mux.add(sub)
         try:
@@ -192,7 +208,6 @@ class AsyncSandbox:
         except BaseException:
             mux.remove(sub)
             raise
-        return sub
 
     async def _feed(self, sub: Sub, stdin: bytes | str) -> None:
         """Writes all of stdin; a command that ends before it has read it is no error."""

@@ -185,8 +185,8 @@ class Sandbox:
         it each); ``on_limit="kill"`` ends the command there: OutputLimitExceeded.
         ``check`` raises CommandFailed unless it exits with 0.
 
-        The same ``call_id`` again attaches to the same command. If the awaiting
-        task is cancelled the command runs on, unless ``kill_on_cancel``.
+        The same ``call_id`` again attaches to the same command. If the wait
+        is interrupted the command runs on, unless ``kill_on_cancel``.
         """
         return self._portal.run(self._core.exec(cmd, cwd=cwd, env=env, user=user, stdin=stdin, timeout=timeout, check=check, on_limit=on_limit, output_limit=output_limit, shell=shell, call_id=call_id, kill_on_cancel=kill_on_cancel))
 

@@ -2,8 +2,7 @@
 
 A call that changes something carries its key (call_id), so that it is repeated
 when nobody knows whether it took effect. Few connections: unary calls share a
-small pool and wait for a place in it here, not in httpx, whose own queue is
-slow when it is long.
+small number of them and wait for their turn here.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import ssl
 import uuid
 from contextlib import asynccontextmanager
 from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, TypeVar, cast
@@ -102,6 +102,43 @@ def error_of_httpx(e: Exception, op: str) -> DsecError:
     return Internal(op, "", text)
 
 
+class Lanes:
+    """A bounded number of HTTP clients of one connection each.
+
+    One that was left in the middle of an exchange is closed, not used again: the
+    connection pool of httpx loses a connection when its user is cancelled.
+    """
+
+    def __init__(self, make: Callable[[], httpx.AsyncClient], most: int) -> None:
+        self._make = make
+        self._idle: list[httpx.AsyncClient] = []
+        self._gate = asyncio.Semaphore(most)
+        self._closed = False
+
+    @asynccontextmanager
+    async def lane(self) -> AsyncIterator[httpx.AsyncClient]:
+        async with self._gate:
+            client = self._idle.pop() if self._idle else self._make()
+            whole = False
+            try:
+                yield client
+                whole = True
+            except DsecError:
+                whole = True  # an answer, or a connection that httpx has closed itself
+                raise
+            finally:
+                if whole and not self._closed:
+                    self._idle.append(client)
+                else:
+                    await client.aclose()
+
+    async def close(self) -> None:
+        self._closed = True
+        idle, self._idle = self._idle, []
+        for client in idle:
+            await client.aclose()
+
+
 class Transport:
     """The connections of one client in one process and event loop."""
 
@@ -109,26 +146,27 @@ class Transport:
         self.endpoint = endpoint
         self.timeout = timeout
         self.retries = retries
-        self._unary = self._client(UNARY_CONNECTIONS)
-        self._bulk = self._client(BULK_CONNECTIONS)
-        self._unary_gate = asyncio.Semaphore(UNARY_CONNECTIONS)
-        self._bulk_gate = asyncio.Semaphore(BULK_CONNECTIONS)
+        # Loading the certificates takes 10 ms: once, and only where they are used.
+        self._tls: ssl.SSLContext | bool = ssl.create_default_context() if endpoint.url.startswith("https:") else False
+        self._unary = Lanes(self._client, UNARY_CONNECTIONS)
+        self._bulk = Lanes(self._client, BULK_CONNECTIONS)
 
-    def headers(self) -> dict[str, str]:
+    def _headers(self) -> dict[str, str]:
         key = self.endpoint.api_key
         return {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})}
 
-    def _client(self, connections: int) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=20)
-        transport = httpx.AsyncHTTPTransport(uds=self.endpoint.socket or None, limits=limits)
-        return httpx.AsyncClient(transport=transport, base_url=self.endpoint.url, headers=self.headers(),
+    def _client(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=20)
+        transport = httpx.AsyncHTTPTransport(uds=self.endpoint.socket or None, verify=self._tls, limits=limits)
+        return httpx.AsyncClient(transport=transport, base_url=self.endpoint.url, headers=self._headers(),
                                  timeout=self._timeout(self.timeout), trust_env=False)
 
     def _timeout(self, read: float | None) -> httpx.Timeout:
         return httpx.Timeout(read, connect=min(10.0, self.timeout), write=max(60.0, self.timeout), pool=None)
 
     async def close(self) -> None:
-        await asyncio.gather(self._unary.aclose(), self._bulk.aclose())
+        await self._unary.close()
+        await self._bulk.close()
 
     async def retry(self, attempt: Callable[[], Awaitable[T]], idempotent: bool = True) -> T:
         """Runs attempt until it succeeds, fails for good, or was repeated often enough."""
@@ -150,10 +188,10 @@ class Transport:
         headers = {"Content-Type": "application/json", "Connect-Protocol-Version": "1"}
 
         async def attempt() -> Json:
-            async with self._unary_gate:
+            async with self._unary.lane() as lane:
                 try:
-                    r = await self._unary.post(f"/dsec.v1.{method}", content=body, headers=headers,
-                                               timeout=self._timeout(timeout or self.timeout))
+                    r = await lane.post(f"/dsec.v1.{method}", content=body, headers=headers,
+                                        timeout=self._timeout(timeout or self.timeout))
                 except httpx.HTTPError as e:
                     raise error_of_httpx(e, method) from e
             if r.status_code != 200:
@@ -167,9 +205,9 @@ class Transport:
         """A server-streaming call; not repeated. ``silence``: seconds without a message that end it."""
         headers = {"Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"}
         body = frames.frame(json.dumps(request).encode())
-        async with self._bulk_gate:
+        async with self._bulk.lane() as lane:
             try:
-                async with self._bulk.stream("POST", f"/dsec.v1.{method}", content=body, headers=headers,
+                async with lane.stream("POST", f"/dsec.v1.{method}", content=body, headers=headers,
                                              timeout=self._timeout(silence)) as r:
                     if r.status_code != 200:
                         raise error_of_response(r.status_code, r.headers, await r.aread(), method)
@@ -183,9 +221,9 @@ class Transport:
         """One HTTP exchange with a body that may be large; not repeated."""
         query: list[tuple[str, str | int | float | bool | None]] = [
             (k, str(v)) for k, vs in params.items() for v in (vs if isinstance(vs, list) else [vs])]
-        async with self._bulk_gate:
+        async with self._bulk.lane() as lane:
             try:
-                async with self._bulk.stream(verb, path, params=query, content=content,
+                async with lane.stream(verb, path, params=query, content=content,
                                              timeout=self._timeout(read_timeout or self.timeout)) as r:
                     if r.status_code not in (200, 204, 206):
                         raise error_of_response(r.status_code, r.headers, await r.aread(), f"{verb} {path}")

@@ -1,0 +1,18 @@
+"""One rollout in twelve lines: python examples/rollout.py BASE WORKSPACE TOOLKIT"""
+
+import sys
+
+from libdsec import Client, ExecTimeout
+
+base, *layers = sys.argv[1:]
+with Client() as client, client.create(base, layers=layers, memory="512MiB") as box:
+    tests = box.exec("cd /repo && python3 -m pytest -q", timeout=120)
+    print("before:", tests.exit_code, tests.text.splitlines()[-1])
+    source = box.files.read_text("/repo/boltons/strutils.py")
+    box.files.write("/repo/boltons/strutils.py", source.replace("max(range_limits)))", "max(range_limits)+1))"))
+    try:
+        tests = box.exec("cd /repo && python3 -m pytest -q --junitxml=/tmp/junit.xml", timeout=120)
+        print("after: ", tests.exit_code, tests.text.splitlines()[-1])
+    except ExecTimeout as e:
+        print("hung, output so far:", e.result.text)
+    print("collected:", [(a.path, a.size) for a in box.artifacts("/tmp/*.xml")])

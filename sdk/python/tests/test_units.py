@@ -1,0 +1,133 @@
+"""What needs no server."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+import libdsec
+from libdsec import _endpoint as endpoint
+from libdsec import _frames as frames
+from libdsec import _transport as transport
+from libdsec import _wire as w
+from libdsec import errors
+from libdsec.types import Output, Result, Spec, Usage, parse_size
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_errors_mirror_the_classes_of_dsec_one_to_one() -> None:
+    source = (ROOT / "errors.go").read_text()
+    names = re.findall(r'^\t(\w+)\s+Class = "(\w+)"', source, re.M)
+    assert len(names) > 15
+    for name, class_ in names:
+        kind = errors.from_class(class_)
+        assert kind.__name__ == name and kind.class_ == class_
+    retryable = re.search(r"func \(c Class\) Retryable\(\) bool \{\s+return (.*)\n", source)
+    assert retryable
+    wanted = set(re.findall(r"c == (\w+)", retryable.group(1)))
+    assert {n for n, c in names if errors.from_class(c).retryable_class} == wanted
+
+
+def test_an_error_keeps_what_it_says_when_pickled() -> None:
+    e = errors.FileNotFound("stat", "/x", "no such file")
+    e.index = 3
+    again = pickle.loads(pickle.dumps(e))
+    assert type(again) is errors.FileNotFound and isinstance(again, FileNotFoundError)
+    assert str(again) == "stat /x: no such file" and again.__dict__ == e.__dict__
+    out = Output.of({"head": w.b64(b"a\n")}, {"total": "2"})
+    result = Result("x", "timeout", 137, 9, out, Output.of(None, None), Usage(1.0, 0, 0, 0))
+    timeout = pickle.loads(pickle.dumps(errors.ExecTimeout("sbox", result)))
+    assert timeout.result.stdout == b"a\n" and timeout.result.stdout.text == "a\n"
+
+
+def test_error_of_a_connect_answer_has_class_object_and_result() -> None:
+    detail = {"class": "sandbox_gone", "op": "exec", "object": "sabc", "message": "out of memory", "retry_after": 2,
+              "result": {"outcome": "agent", "cause": "oom", "evidence": ["peak 64 MiB"], "usage": {"memory_peak": "67108864"}}}
+    body = json.dumps({"code": "failed_precondition", "message": "m",
+                       "details": [{"type": "dsec.v1.ErrorDetail", "value": "", "debug": detail}]}).encode()
+    e = transport.error_of_response(412, {}, body, "Commands/Exec")
+    assert isinstance(e, errors.SandboxGone) and e.object == "sabc" and e.retry_after == 2
+    assert e.result and e.result.cause == "oom" and e.result.usage.memory_peak == 64 << 20
+
+
+def test_error_of_a_stranger_is_typed_by_its_status() -> None:
+    e = transport.error_of_response(503, {"retry-after": "1.5"}, b"<html>busy</html>", "x")
+    assert isinstance(e, errors.Unavailable) and e.retryable and e.retry_after == 1.5
+
+
+def test_frames_survive_any_cutting() -> None:
+    whole = frames.frame(b"{}") + frames.frame(b"x" * 70_000) + frames.frame(b"end", 2)
+    for step in (1, 3, 5, 4096, len(whole)):
+        cutter = frames.Cutter()
+        got = [f for at in range(0, len(whole), step) for f in cutter.feed(whole[at:at + step])]
+        assert got == [(0, b"{}"), (0, b"x" * 70_000), (2, b"end")] and cutter.pending == 0
+    with pytest.raises(frames.FrameError):
+        list(frames.Cutter().feed(b"\0\xff\xff\xff\xff"))
+
+
+def test_times_are_read_with_nanoseconds_and_zones() -> None:
+    assert w.time({"t": "2026-11-29T16:38:50.123456789Z"}, "t") == datetime(2026, 11, 29, 16, 38, 50, 123456, timezone.utc)
+    assert w.time({"t": "2026-11-29T18:38:50+02:00"}, "t") == datetime(2026, 11, 29, 16, 38, 50, 0, timezone.utc)
+    assert w.time({}, "t") is None
+    assert w.time({"t": w.timestamp(datetime(2026, 1, 2, 3, 4, 5, 6, timezone.utc))}, "t") == datetime(
+        2026, 1, 2, 3, 4, 5, 6, timezone.utc)
+
+
+def test_output_joins_head_and_tail_and_says_what_is_missing() -> None:
+    whole = Output.of({"head": w.b64(b"abc"), "tail": w.b64(b"cde"), "tail_offset": "2"}, {"total": "5"})
+    assert whole == b"abcde" and not whole.truncated and whole.text == "abcde"
+    cut = Output.of({"head": w.b64(b"abc"), "tail": w.b64(b"xyz"), "tail_offset": "97"}, {"total": "100", "truncated": True})
+    assert cut == b"abcxyz" and cut.truncated and cut.gap == 3 and cut.missing == 94
+    assert "94 bytes not kept" in cut.text
+
+
+def test_sizes_and_specs() -> None:
+    assert [parse_size(s) for s in (5, "5", "64KiB", "1.5 GB", "2g")] == [5, 5, 65536, 1_500_000_000, 2_000_000_000]
+    for bad in ("", "x", "5 parsecs", "-1"):
+        with pytest.raises(ValueError):
+            parse_size(bad)
+    spec = Spec("base:1", layers=["a", "b"], memory="1MiB", mounts=[("/a", "/b")], env={"K": ""}, idle=5)
+    assert spec.wire() == {"image": "base:1", "layers": ["a", "b"], "limits": {"memory": 1 << 20}, "env": {"K": ""},
+                           "lifetimes": {"idle": 5}, "mounts": [{"source": "/a", "target": "/b"}]}
+    assert Spec.from_wire(spec.wire()).wire() == spec.wire()
+    with pytest.raises(TypeError):
+        Spec("base:1", layers="a").wire()
+
+
+def test_endpoint_is_found_in_the_documented_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "DEFAULT_SOCKET", str(tmp_path / "gateway.sock"))
+    config = tmp_path / "config.json"
+    env = {"DSEC_CONFIG": str(config)}
+    with pytest.raises(errors.Unavailable, match="dsec up"):
+        endpoint.find(None, None, env)
+    config.write_text(json.dumps({"current": "a", "contexts": {"a": {"url": "http://ctx:1", "api_key": "k"}}}))
+    assert endpoint.find(None, None, env) == endpoint.Endpoint("http://ctx:1", "", "k")
+    (tmp_path / "gateway.sock").touch()
+    assert endpoint.find(None, None, env).socket == str(tmp_path / "gateway.sock")
+    env |= {"DSEC_URL": "http://u:1/", "DSEC_API_KEY": "e"}
+    assert endpoint.find(None, None, env) == endpoint.Endpoint("http://u:1", "", "e")
+    env["DSEC_SOCKET"] = "/s"
+    assert endpoint.find(None, None, env).socket == "/s"
+    assert endpoint.find("unix:///x/y", "k", env) == endpoint.Endpoint(socket="/x/y", api_key="k")
+    with pytest.raises(errors.Invalid):
+        endpoint.find("ftp://x", None, env)
+
+
+def test_importing_does_nothing() -> None:
+    code = ("import sys, threading; before = set(threading.enumerate()); import libdsec; "
+            "assert set(threading.enumerate()) == before; assert 'asyncio.events' in sys.modules; "
+            "libdsec.Client('/nonexistent.sock'); assert set(threading.enumerate()) == before")
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_a_key_is_not_shown() -> None:
+    assert "secret" not in repr(endpoint.Endpoint.at("http://x", "secret"))
+    assert "secret" not in repr(libdsec.Client("http://x", "secret"))
