@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -63,7 +65,6 @@ type Runtime struct {
 	sandboxes map[dsec.SandboxID]*sandbox
 	unsent    []runtime.Exit // waiting for the receiver of exits
 	wake      chan struct{}  // has an element when unsent grew
-	lost      bool           // the hold is gone
 }
 
 // errClosed is why work of a closed Runtime ends.
@@ -127,12 +128,17 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 func (r *Runtime) Close() error {
 	r.stop(errClosed)
 	r.tasks.Wait()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, sb := range r.sandboxes {
+	for _, sb := range r.all() {
+		sb.closeServices()
 		sb.closeRoot()
 	}
 	return r.dev.Close()
+}
+
+func (r *Runtime) all() []*sandbox {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Values(r.sandboxes))
 }
 
 // Tier is "container".
@@ -143,14 +149,9 @@ func (r *Runtime) dir(id dsec.SandboxID) string { return filepath.Join(r.cfg.Dir
 func (r *Runtime) spool(id dsec.SandboxID) string { return filepath.Join(r.dir(id), spoolDir) }
 
 // List tells of every sandbox, those being made or removed included.
-func (r *Runtime) List(context.Context) ([]runtime.Status, error) {
-	r.mu.Lock()
-	all := make([]*sandbox, 0, len(r.sandboxes))
-	for _, sb := range r.sandboxes {
-		all = append(all, sb)
-	}
-	r.mu.Unlock()
-	known, err := r.hold.List(r.life)
+func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
+	all := r.all()
+	known, err := r.hold.List(ctx)
 	if err != nil {
 		return nil, err
 	}

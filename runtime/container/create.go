@@ -71,7 +71,7 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 	}
 	b := &build{r: r, sb: sb, rec: &record{Request: req, Begun: time.Now().UTC(), Starts: 1}}
 	defer b.close()
-	sb.setPhase(making)
+	sb.beginMaking()
 	steps := append([]lifecycle.Step{b.state(), b.disk()}, b.begin()...)
 	took, err := lifecycle.Run(ctx, "container.create", steps...)
 	if err != nil {
@@ -127,6 +127,7 @@ func (r *Runtime) reserve(id dsec.SandboxID) *sandbox {
 
 // forget takes a sandbox of which nothing is left out of the map.
 func (r *Runtime) forget(sb *sandbox) {
+	sb.closeServices()
 	sb.closeRoot()
 	sb.mu.Lock()
 	sb.phase, sb.rec, sb.group = absent, nil, nil
@@ -241,7 +242,10 @@ func (b *build) cgroup(context.Context) error {
 }
 
 func (b *build) spawn(ctx context.Context) (err error) {
-	spec, err := b.r.spawnSpec(b.sb, b.rec)
+	b.sb.mu.Lock()
+	g := b.sb.group
+	b.sb.mu.Unlock()
+	spec, err := b.r.spawnSpec(string(b.sb.id), g, b.rec.UID)
 	if err != nil {
 		return err
 	}
@@ -270,7 +274,11 @@ func (b *build) main(ctx context.Context) error {
 		}
 	}
 	b.sb.mu.Lock()
-	defer b.sb.mu.Unlock()
-	b.sb.phase, b.sb.exit, b.sb.paused = running, nil, false
+	early := b.sb.early
+	b.sb.phase, b.sb.exit, b.sb.early, b.sb.paused = running, nil, nil, false
+	b.sb.mu.Unlock()
+	if early != nil {
+		b.r.end(b.sb, *early)
+	}
 	return nil
 }

@@ -33,6 +33,7 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 		return nil // another call destroyed it
 	}
 	sb.setPhase(removing)
+	sb.closeServices()
 	// Once begun it is finished: a half-destroyed sandbox serves nobody.
 	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 	defer cancel()
@@ -111,6 +112,7 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	sb.mu.Lock()
 	sb.stopping = true
 	sb.mu.Unlock()
+	sb.closeServices()
 	if err := r.hold.KillSandbox(ctx, id); err != nil {
 		return err
 	}
@@ -154,7 +156,7 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 	rec.Stopped, rec.Begun, rec.Starts = false, time.Now().UTC(), rec.Starts+1
 	b := &build{r: r, sb: sb, rec: &rec}
 	defer b.close()
-	sb.setPhase(making)
+	sb.beginMaking()
 	took, err := lifecycle.Run(ctx, "container.start", append([]lifecycle.Step{b.restate(), b.reopen()}, b.begin()...)...)
 	if err != nil {
 		sb.setPhase(stopped)

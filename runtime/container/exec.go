@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,7 +15,10 @@ import (
 	"github.com/opendsec/dsec/process"
 )
 
-// Exec starts a command.
+// startLimit is how long the start of a command may take.
+const startLimit = 30 * time.Second
+
+// Exec starts a command. A context that ends while it starts does not stop it.
 func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error) {
 	const op = "exec in sandbox"
 	sb, err := r.live(op, id)
@@ -27,6 +31,13 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	if s.ID == "" {
 		s.ID = dsec.Random(20)
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, dsec.E(dsec.ClassOf(err), op, string(id), context.Cause(ctx))
+	}
+	// Once begun it is finished: undoing a start could end a command that an earlier
+	// call with the same id had started.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
+	defer cancel()
 	p, err := r.start(ctx, sb, s)
 	if err != nil {
 		return nil, r.explain(op, sb, err)
@@ -143,12 +154,17 @@ func (r *Runtime) identify(ctx context.Context, sb *sandbox, user string) (ident
 		return sb.users.accounts.lookup(user)
 	}
 	sb.mu.Unlock()
+	return r.identifyIn(ctx, string(sb.id), user)
+}
+
+// identifyIn looks a user up in a shell of the hold.
+func (r *Runtime) identifyIn(ctx context.Context, shell, user string) (identity, error) {
 	var a accounts
 	for _, f := range []struct {
 		path string
 		into *[]byte
 	}{{"/etc/passwd", &a.passwd}, {"/etc/group", &a.group}} {
-		file, err := r.hold.OpenIn(ctx, string(sb.id), f.path)
+		file, err := r.hold.OpenIn(ctx, shell, f.path)
 		switch {
 		case errors.Is(err, dsec.FileNotFound.Err()), errors.Is(err, dsec.Invalid.Err()):
 			continue

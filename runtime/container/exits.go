@@ -136,10 +136,16 @@ func (r *Runtime) initEnd(sb *sandbox, signal int) runtime.Exit {
 }
 
 // end marks a running sandbox as ended and reports it, once. It returns false
-// if the sandbox did not run, or is being ended anyway.
+// if the sandbox did not run, or is being ended anyway. The end of one that is
+// still being made is kept until it is made.
 func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
 	x.ID = sb.id
 	sb.mu.Lock()
+	if sb.phase == making {
+		sb.early = &x
+		sb.mu.Unlock()
+		return true
+	}
 	if sb.phase != running || sb.stopping {
 		sb.mu.Unlock()
 		return false
@@ -165,13 +171,7 @@ func (r *Runtime) holdLost() {
 	if r.life.Err() != nil {
 		return
 	}
-	r.mu.Lock()
-	r.lost = true
-	all := make([]*sandbox, 0, len(r.sandboxes))
-	for _, sb := range r.sandboxes {
-		all = append(all, sb)
-	}
-	r.mu.Unlock()
+	all := r.all()
 	r.log.Error("the hold is gone, and with it every running sandbox", "sandboxes", len(all), "at", time.Now().UTC())
 	for _, sb := range all {
 		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,

@@ -2,20 +2,223 @@ package container
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/rootfs"
 )
 
-// diskSuffix makes the name of the shell in which the file service of a
-// stopped sandbox runs.
-const diskSuffix = ".disk"
+const (
+	// diskSuffix makes the name of the shell in which the file service of a
+	// sandbox without processes runs.
+	diskSuffix = ".disk"
 
-type diskShell struct{}
+	// filesGroup is the control group of all file helpers; they are the node's own
+	// processes and not charged to a sandbox.
+	filesGroup = "files"
+)
 
-func (r *Runtime) closeDiskShell(ctx context.Context, sb *sandbox) error { return nil }
+// fileCaps is what root holds on files: chown, dac_override, dac_read_search,
+// fowner, fsetid, mknod, setfcap.
+const fileCaps = 1<<0 | 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<27 | 1<<31
 
-// Files opens the file service as a user.
+// shellLimits of a disk shell, which is only its PID 1.
+var shellLimits = cgroup.Limits{Memory: 32 << 20, Pids: 16, Devices: cgroup.DefaultDevices()}
+
+// maxServices is how many users of one sandbox keep a connection; beyond it
+// idle ones are forgotten.
+const maxServices = 16
+
+// Files opens the file service as a user. The same user gets the same service;
+// who that is was decided when it was opened.
 func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error) {
-	return nil, dsec.Errorf(dsec.Unsupported, "open files", string(id), "not yet")
+	sb, err := r.findInside("open files of sandbox", id)
+	if err != nil {
+		return nil, err
+	}
+	_, who, err := r.reach(ctx, sb, user)
+	if err != nil {
+		return nil, err
+	}
+	s := &fileService{r: r, sb: sb, who: who, key: fmt.Sprint(who.uid, who.gid, who.groups)}
+	_, err = s.open()
+	return s, err
+}
+
+// open returns the connection of a user, made if there is none since the
+// sandbox last changed its state.
+func (s *fileService) open() (*files.Redialing, error) {
+	s.sb.mu.Lock()
+	defer s.sb.mu.Unlock()
+	if c := s.sb.services[s.key]; c != nil {
+		return c, nil
+	}
+	if s.sb.phase == removing || s.sb.phase == absent {
+		return nil, dsec.Errorf(dsec.SandboxGone, "open files of sandbox", string(s.sb.id), "the sandbox has ended")
+	}
+	if len(s.sb.services) >= maxServices {
+		maps.DeleteFunc(s.sb.services, func(_ string, c *files.Redialing) bool { return c.Idle() })
+	}
+	c := files.NewRedialing(func(ctx context.Context) (io.ReadWriteCloser, error) {
+		shell, _, err := s.r.reach(ctx, s.sb, "0")
+		if err != nil {
+			return nil, err
+		}
+		return s.r.helper(ctx, s.sb, shell, s.who)
+	})
+	if s.sb.services == nil {
+		s.sb.services = map[string]*files.Redialing{}
+	}
+	s.sb.services[s.key] = c
+	return c, nil
+}
+
+// closeServices ends the file services of a sandbox, calls in flight included.
+func (sb *sandbox) closeServices() {
+	sb.mu.Lock()
+	all := sb.services
+	sb.services = nil
+	sb.mu.Unlock()
+	for _, s := range all {
+		_ = s.Close() // it only ever reports what is wanted here
+	}
+}
+
+// reach returns the shell through which a sandbox's files are reached, and who
+// a user is there.
+func (r *Runtime) reach(ctx context.Context, sb *sandbox, user string) (shell string, who identity, err error) {
+	const op = "open files of sandbox"
+	rec := sb.record()
+	if rec == nil {
+		return "", who, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+	}
+	user = first(user, rec.Request.Spec.User, rec.Request.Layers.Config.User)
+	switch sb.getPhase() {
+	case running:
+		who, err = r.identify(ctx, sb, user)
+		return string(sb.id), who, err
+	case stopped, ended:
+		if shell, err = r.diskShell(ctx, sb); err != nil {
+			return "", who, err
+		}
+		who, err = r.identifyIn(ctx, shell, user)
+		return shell, who, err
+	case making:
+		return "", who, dsec.Errorf(dsec.IllegalState, op, string(sb.id), "the sandbox is being made")
+	}
+	return "", who, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+}
+
+// helper starts a file helper and connects to it.
+func (r *Runtime) helper(ctx context.Context, sb *sandbox, shell string, who identity) (net.Conn, error) {
+	g, err := r.groups.Service(filesGroup)
+	if err != nil {
+		return nil, err
+	}
+	p, err := pathsOf(g, r.groups.Version())
+	if err != nil {
+		return nil, err
+	}
+	var caps hold.Caps
+	if who.uid == 0 {
+		caps = hold.Caps{Bounding: fileCaps, Permitted: fileCaps}
+	}
+	sock, err := r.hold.StartFiles(ctx, hold.FilesSpec{Sandbox: shell, UID: who.uid, GID: who.gid, Groups: who.groups,
+		Caps: caps, Cgroup: p.unified, Tasks: p.tasks})
+	if err != nil {
+		return nil, r.explain("open files of sandbox", sb, err)
+	}
+	defer sock.Close()
+	c, err := net.FileConn(sock)
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "open files of sandbox", string(sb.id), err)
+	}
+	return c, nil
+}
+
+// diskShell makes a shell that has the root of a sandbox without processes,
+// unless there is one.
+func (r *Runtime) diskShell(ctx context.Context, sb *sandbox) (string, error) {
+	const op = "open disk of sandbox"
+	name := string(sb.id) + diskSuffix
+	if err := sb.lock(ctx, op); err != nil {
+		return "", err
+	}
+	defer sb.unlock()
+	p := sb.getPhase()
+	if p != stopped && p != ended {
+		return "", dsec.Errorf(dsec.Unavailable, op, string(sb.id), "the sandbox changed its state during the call")
+	}
+	if sb.hasDisk {
+		return name, nil
+	}
+	// Two mounts of one upper at a time would spoil it: the last one has to be gone.
+	if err := r.hold.KillSandbox(ctx, string(sb.id)); err != nil {
+		return "", r.wrap(op, sb.id, err)
+	}
+	sb.closeRoot()
+	b := &build{r: r, sb: sb, rec: sb.record()}
+	defer b.close()
+	_, err := lifecycle.Run(ctx, "container.disk", b.diskSteps(name)...)
+	if err != nil {
+		return "", r.wrap(op, sb.id, err)
+	}
+	sb.hasDisk = true
+	return name, nil
+}
+
+func (b *build) diskSteps(name string) []lifecycle.Step {
+	var g *cgroup.Group
+	return []lifecycle.Step{
+		{Name: "disk", Do: func(ctx context.Context) (err error) {
+			if b.dir, err = b.r.disks.Open(ctx, string(b.sb.id)); err != nil {
+				return err
+			}
+			return b.prepareDir()
+		}},
+		{Name: "cgroup", Do: func(context.Context) (err error) {
+			g, err = b.r.groups.Create(name, shellLimits)
+			return err
+		}, Undo: func(ctx context.Context) error { return b.r.groups.Remove(ctx, name) }},
+		{Name: "layers", Do: func(ctx context.Context) error {
+			return b.r.mounts.Use(ctx, name, b.rec.Request.Layers.Layers)
+		}, Undo: func(context.Context) error { b.r.mounts.Unuse(name); return nil }},
+		{Name: "spawn", Do: func(ctx context.Context) error {
+			spec, err := b.r.spawnSpec(name, g, b.rec.UID)
+			if err == nil {
+				b.shell, err = b.r.hold.Spawn(ctx, spec)
+			}
+			return err
+		}, Undo: func(ctx context.Context) error { return b.r.hold.RemoveSandbox(ctx, name) }},
+		{Name: "root", Do: func(context.Context) (err error) {
+			b.root, err = b.r.mounts.Stack(rootfs.Root{Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
+			return err
+		}},
+		{Name: "enter", Do: func(ctx context.Context) error {
+			return b.r.hold.Enter(ctx, hold.EnterSpec{ID: name, Root: b.root})
+		}},
+	}
+}
+
+// closeDiskShell removes the shell, if there is one; the caller has the turn.
+func (r *Runtime) closeDiskShell(ctx context.Context, sb *sandbox) error {
+	if !sb.hasDisk {
+		return nil
+	}
+	sb.closeServices()
+	name := string(sb.id) + diskSuffix
+	err := errors.Join(r.hold.RemoveSandbox(ctx, name), r.groups.Remove(ctx, name))
+	r.mounts.Unuse(name)
+	if err == nil {
+		sb.hasDisk = false
+	}
+	return err
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/files"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -29,6 +30,8 @@ type sandbox struct {
 	id   dsec.SandboxID
 	turn chan struct{} // capacity 1
 
+	hasDisk bool // there is a disk shell; only with the turn
+
 	mu     sync.Mutex
 	phase  phase
 	paused bool
@@ -40,7 +43,9 @@ type sandbox struct {
 	users    userCache
 	locale   string
 	exit     *runtime.Exit // set in ended
-	disk     *diskShell    // file service of a stopped sandbox; nil: none
+	early    *runtime.Exit // of a sandbox that ended before it was made
+	// services are the open file services by user.
+	services map[string]*files.Redialing
 }
 
 func newSandbox(id dsec.SandboxID) *sandbox {
@@ -63,6 +68,12 @@ func (sb *sandbox) setPhase(p phase) {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
 	sb.phase = p
+}
+
+func (sb *sandbox) beginMaking() {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	sb.phase, sb.early = making, nil
 }
 
 func (sb *sandbox) getPhase() phase {

@@ -73,16 +73,13 @@ func pathsOf(m cgroup.Member, v cgroup.Version) (groupPaths, error) {
 	return p, nil
 }
 
-func (r *Runtime) spawnSpec(sb *sandbox, rec *record) (hold.SpawnSpec, error) {
-	sb.mu.Lock()
-	g := sb.group
-	sb.mu.Unlock()
+// spawnSpec describes the shell of that name in a group, with the uids from first.
+func (r *Runtime) spawnSpec(name string, g *cgroup.Group, first uint32) (hold.SpawnSpec, error) {
 	p, err := pathsOf(g, r.groups.Version())
 	if err != nil {
 		return hold.SpawnSpec{}, err
 	}
-	return hold.SpawnSpec{ID: string(sb.id), UIDBase: rec.UID, GIDBase: rec.UID, Count: idCount,
-		Cgroup: p.unified, Tasks: p.tasks, OOMScoreAdj: 0, Account: p.account}, nil
+	return hold.SpawnSpec{ID: name, UIDBase: first, GIDBase: first, Count: idCount, Cgroup: p.unified, Tasks: p.tasks, Account: p.account}, nil
 }
 
 // sysctls of a sandbox's own network namespace: what needs privilege only

@@ -42,6 +42,9 @@ func (r *Runtime) Snapshot(ctx context.Context, id dsec.SandboxID, w runtime.Tar
 	if p := sb.getPhase(); p != stopped && !(p == running && sb.isPaused()) {
 		return dsec.Errorf(dsec.IllegalState, op, string(id), "it is neither stopped nor paused")
 	}
+	if err := r.closeDiskShell(ctx, sb); err != nil { // its mount is of the same upper
+		return r.wrap(op, id, err)
+	}
 	dir, err := r.disks.Open(ctx, string(id))
 	if err != nil {
 		return r.wrap(op, id, err)

@@ -1,11 +1,9 @@
 package container
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -15,23 +13,17 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
+	"github.com/opendsec/dsec/internal/embedded"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
 )
-
-func TestMain(m *testing.M) {
-	hold.MainIfAsked(serveFiles)
-	os.Exit(m.Run())
-}
 
 // world is a machine's worth of what a Runtime needs, of its own.
 type world struct {
@@ -79,7 +71,10 @@ func (w *world) open(t testing.TB) {
 	var err error
 	w.groups, err = cgroup.Open(w.name)
 	must(t, err)
-	w.hold, err = hold.Ensure(ctx, hold.Options{Socket: filepath.Join(w.dir, "hold"), Command: hold.SelfCommand(), Log: filepath.Join(w.dir, "hold.log")})
+	binary, err := embedded.Hold() // static, so that its file helper starts in any root
+	must(t, err)
+	defer binary.Close()
+	w.hold, err = hold.Ensure(ctx, hold.Options{Socket: filepath.Join(w.dir, "hold"), Command: []string{fmt.Sprintf("/proc/self/fd/%d", binary.Fd())}, Log: filepath.Join(w.dir, "hold.log")})
 	must(t, err)
 	o := rootfs.Options{Keeper: w.hold, Linger: time.Hour}
 	if w.plan == "attached" {
@@ -349,9 +344,3 @@ func eventually(t testing.TB, what string, ok func() bool) {
 		}
 	}
 }
-
-var (
-	_ = io.EOF
-	_ = bytes.MinRead
-	_ = unix.EINVAL
-)
