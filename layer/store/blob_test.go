@@ -56,7 +56,9 @@ func TestAnotherMachineFetches(t *testing.T) {
 		if err := two.Verify(ctx, dsec.LayerRef(info.Digest)); err != nil {
 			t.Error(err)
 		}
-		first, err := one.local(info.Digest)
+		one.mu.Lock()
+		first, err := one.localLocked(info.Digest)
+		one.mu.Unlock()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -107,5 +107,6 @@ func (s *Store) unlinkLocked(d layer.Digest, grace time.Duration) (to string, er
 	if err := os.Rename(s.path("layers", d.Hex()), filepath.Join(tmp, "layer")); err != nil {
 		return "", diskError("remove layer", string(d), err)
 	}
+	delete(s.known, d)
 	return tmp, nil
 }

@@ -7,14 +7,15 @@ import (
 )
 
 // writeFile puts content under the name in one step: whoever reads the name
-// sees the old content or the new, also after a crash.
-func (s *Store) writeFile(name string, content []byte) error {
+// sees the old content or the new, also when this program is killed. With
+// durable, also after a power failure.
+func (s *Store) writeFile(name string, content []byte, durable bool) error {
 	f, err := os.CreateTemp(s.path("tmp"), "file-*")
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(content)
-	if err == nil {
+	if err == nil && durable {
 		err = f.Sync()
 	}
 	err = errors.Join(err, f.Close())
@@ -23,6 +24,9 @@ func (s *Store) writeFile(name string, content []byte) error {
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
+	}
+	if !durable {
+		return nil
 	}
 	return syncFile(filepath.Dir(s.path(name)))
 }

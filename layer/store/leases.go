@@ -12,7 +12,11 @@ import (
 	"github.com/opendsec/dsec/layer"
 )
 
-// lease keeps layers. It remembers what its refs meant when it was taken.
+// lease keeps layers. It remembers what its refs meant when it was taken. It
+// outlives this program, but is not synced to the disk: taking one is on the way
+// of every sandbox, and after a power failure there are no sandboxes. Who kept
+// the disk of a stopped one leases its layers again at start; until then the
+// grace time keeps them.
 type lease struct {
 	Refs    []dsec.LayerRef `json:"refs"`
 	Digests []layer.Digest  `json:"digests"`
@@ -62,7 +66,7 @@ func (s *Store) tryAcquire(name string, refs []dsec.LayerRef) (set layer.Set, mi
 	}
 	set.Lease = name
 	for _, d := range held.Digests {
-		l, err := s.local(d)
+		l, err := s.localLocked(d)
 		if errors.Is(err, dsec.NotFound.Err()) {
 			return set, d, nil
 		}
@@ -77,7 +81,7 @@ func (s *Store) tryAcquire(name string, refs []dsec.LayerRef) (set layer.Set, mi
 	}
 	b, err := json.Marshal(held)
 	if err == nil {
-		err = s.writeFile(path.Join("leases", name), b)
+		err = s.writeFile(path.Join("leases", name), b, false)
 	}
 	if err != nil {
 		return layer.Set{}, "", diskError("lease layers", name, err)
@@ -130,7 +134,11 @@ func (s *Store) loadLeases() error {
 		}
 		var l lease
 		if err := json.Unmarshal(b, &l); err != nil || len(l.Refs) != len(l.Digests) {
-			return dsec.Errorf(dsec.Corrupt, "read lease", f.Name(), "not a lease: %w", err)
+			s.opts.Log.Warn("lease lost in a power failure", "lease", f.Name())
+			if err := os.Remove(s.path("leases", f.Name())); err != nil {
+				return err
+			}
+			continue
 		}
 		s.leases[f.Name()] = l
 	}

@@ -32,8 +32,11 @@ func (s *Store) manifest(d layer.Digest) (layer.Manifest, error) {
 	return layer.DecodeManifest(b, d)
 }
 
-// local describes a layer that is here.
-func (s *Store) local(d layer.Digest) (layer.Local, error) {
+// localLocked describes a layer that is here.
+func (s *Store) localLocked(d layer.Digest) (layer.Local, error) {
+	if l, ok := s.known[d]; ok {
+		return l, nil
+	}
 	m, err := s.manifest(d)
 	if err != nil {
 		return layer.Local{}, err
@@ -51,6 +54,7 @@ func (s *Store) local(d layer.Digest) (layer.Local, error) {
 			l.Source = a.Source
 		}
 	}
+	s.known[d] = l
 	return l, nil
 }
 
@@ -90,7 +94,7 @@ func (s *Store) listLocked() ([]Entry, error) {
 }
 
 func (s *Store) entryLocked(d layer.Digest, tags map[string]layer.Digest) (Entry, error) {
-	l, err := s.local(d)
+	l, err := s.localLocked(d)
 	if err != nil {
 		return Entry{}, err
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -124,41 +125,84 @@ func (s *Store) pushData(ctx context.Context, dir string, d layer.Digest, m laye
 	return s.put(ctx, indexKey(m.Data.Chunks), bytes.NewReader(b))
 }
 
+// packBatch is how many chunks are compressed at one time.
+const packBatch = 16
+
 // packChunks writes each chunk as a zstd frame of its own, and equal ones once.
+// The bytes do not depend on how many processors there are.
 func packChunks(r io.Reader, w io.Writer) ([]layer.Chunk, error) {
-	z, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(layer.ChunkSize))
+	z, err := zstd.NewWriter(nil, zstd.WithWindowSize(layer.ChunkSize))
 	if err != nil {
 		return nil, err
 	}
-	var chunks []layer.Chunk
-	var off uint64
-	var frame []byte
-	seen := map[[sha256.Size]byte]layer.Chunk{}
-	buf := make([]byte, layer.ChunkSize)
+	p := packer{z: z, w: w, seen: map[[sha256.Size]byte]layer.Chunk{}}
+	for i := range p.batch {
+		p.batch[i].plain = make([]byte, layer.ChunkSize)
+	}
 	for {
-		n, err := io.ReadFull(r, buf)
-		if err == io.EOF {
-			return chunks, nil
-		}
-		if err != nil && err != io.ErrUnexpectedEOF {
-			return nil, err
-		}
-		c := layer.Chunk{Sum: sha256.Sum256(buf[:n]), Off: off}
-		if same, ok := seen[c.Sum]; ok {
-			chunks = append(chunks, same)
-			continue
-		}
-		if !allZero(buf[:n]) {
-			frame = z.EncodeAll(buf[:n], frame[:0])
-			if _, err := w.Write(frame); err != nil {
+		n := 0
+		for ; n < packBatch; n++ {
+			f := &p.batch[n]
+			var err error
+			f.n, err = io.ReadFull(r, f.plain)
+			if err == io.EOF {
+				break
+			}
+			if err != nil && err != io.ErrUnexpectedEOF {
 				return nil, err
 			}
-			c.Length = uint32(len(frame))
-			off += uint64(len(frame))
 		}
-		seen[c.Sum] = c
-		chunks = append(chunks, c)
+		if err := p.write(n); err != nil {
+			return nil, err
+		}
+		if n < packBatch {
+			return p.chunks, nil
+		}
 	}
+}
+
+type packer struct {
+	z      *zstd.Encoder
+	w      io.Writer
+	off    uint64
+	chunks []layer.Chunk
+	seen   map[[sha256.Size]byte]layer.Chunk
+	batch  [packBatch]frame
+}
+
+type frame struct {
+	plain []byte
+	n     int // of plain
+	sum   [sha256.Size]byte
+	out   []byte // empty: the chunk is zero
+}
+
+// write compresses the first n chunks of the batch and writes them in order.
+func (p *packer) write(n int) error {
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			f := &p.batch[i]
+			f.sum, f.out = sha256.Sum256(f.plain[:f.n]), f.out[:0]
+			if !allZero(f.plain[:f.n]) {
+				f.out = p.z.EncodeAll(f.plain[:f.n], f.out)
+			}
+		})
+	}
+	wg.Wait()
+	for _, f := range p.batch[:n] {
+		c, ok := p.seen[f.sum]
+		if !ok {
+			c = layer.Chunk{Sum: f.sum, Off: p.off, Length: uint32(len(f.out))}
+			if _, err := p.w.Write(f.out); err != nil {
+				return err
+			}
+			p.off += uint64(len(f.out))
+			p.seen[f.sum] = c
+		}
+		p.chunks = append(p.chunks, c)
+	}
+	return nil
 }
 
 func allZero(b []byte) bool {

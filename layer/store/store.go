@@ -10,7 +10,7 @@
 //	lock            held while the store is open
 //
 // A layer is complete when its directory is under layers: it is built in tmp,
-// synced, and moved there in one step, as are tags and leases. So a program
+// synced, and moved there in one step, as are tags and (unsynced) leases. So a program
 // killed at any moment leaves a store without half a layer, and Open sweeps the
 // rest. A layer is removed the same way backwards.
 //
@@ -59,7 +59,8 @@ type Store struct {
 
 	mu     sync.Mutex
 	leases map[string]lease
-	jobs   map[string]*job // running imports by what they make
+	jobs   map[string]*job              // running imports by what they make
+	known  map[layer.Digest]layer.Local // layers that are here and were looked at
 }
 
 var _ layer.Store = (*Store)(nil)
@@ -90,7 +91,7 @@ func Open(dir string, opts Options) (*Store, error) {
 		lock.Close()
 		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
 	}
-	s := &Store{dir: dir, opts: opts, lock: lock, leases: map[string]lease{}, jobs: map[string]*job{}}
+	s := &Store{dir: dir, opts: opts, lock: lock, leases: map[string]lease{}, jobs: map[string]*job{}, known: map[layer.Digest]layer.Local{}}
 	if err := errors.Join(s.sweep(), s.loadLeases()); err != nil {
 		lock.Close()
 		return nil, diskError(op, dir, err)

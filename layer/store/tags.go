@@ -39,7 +39,7 @@ func (s *Store) Tag(_ context.Context, tag string, d layer.Digest) error {
 	if _, err := s.manifest(d); err != nil {
 		return err
 	}
-	if err := s.writeFile(file, []byte(d+"\n")); err != nil {
+	if err := s.writeFile(file, []byte(d+"\n"), true); err != nil {
 		return diskError(op, tag, err)
 	}
 	return nil
