@@ -5,8 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Serve answers the requests of a Client on the other end of conn until that
@@ -28,7 +31,7 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, fs FS, idle time.Durati
 	s.calls.Wait()
 	s.link.writer.Wait()
 	s.stopTimers()
-	if err == io.EOF || errors.Is(err, io.ErrClosedPipe) {
+	if err == io.EOF || errors.Is(err, unix.ECONNRESET) || s.left(err) {
 		return nil
 	}
 	return fail("serve files", "", err)
@@ -47,6 +50,14 @@ type server struct {
 	last    uint32 // highest id seen
 	away    bool   // requests are no longer begun
 	grace   *time.Timer
+}
+
+// left reports whether err is that of a connection that was closed here, because
+// the client did not go by itself.
+func (s *server) left(err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.away && errors.Is(err, net.ErrClosed)
 }
 
 func (s *server) stopTimers() {
@@ -160,18 +171,18 @@ func deadline(ctx context.Context, outer context.CancelFunc, limit time.Duration
 
 func (s *server) answer(ctx context.Context, st *serving, c *call) {
 	r := run(ctx, s.fs, st.stream, c)
+	st.cancel()
+	s.mu.Lock()
+	delete(s.streams, st.id) // before the client can know that it may ask again
+	if len(s.streams) == 0 && s.timer != nil {
+		s.timer.Reset(s.idle)
+	}
+	s.mu.Unlock()
 	// The response must come after the data and is owed even to a request that
 	// was cancelled, so it waits for the link, not for its context.
 	select {
 	case s.link.data <- newFrame(frameResponse, st.id, r.encode()):
 	case <-s.link.done:
-	}
-	st.cancel()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.streams, st.id)
-	if len(s.streams) == 0 && s.timer != nil {
-		s.timer.Reset(s.idle)
 	}
 }
 

@@ -102,6 +102,9 @@ func (w *watching) add(rel string, tell bool) error {
 		return dsec.Errorf(dsec.ResourceExhausted, opWatch, dsec.Quote(w.asked), "more than %d directories", maxWatches)
 	}
 	wd, err := unix.InotifyAddWatch(w.fd, ".", watchMask)
+	if cerr := unix.Fchdir(int(w.l.root.Fd())); err == nil { // a directory somebody stands in is not seen to go
+		err = cerr
+	}
 	if err == unix.ENOSPC {
 		return dsec.Errorf(dsec.ResourceExhausted, opWatch, dsec.Quote(w.asked), "too many watched directories of this user")
 	}

@@ -1,0 +1,128 @@
+package files
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+// watched collects changes until the one that ends the test.
+type watched struct {
+	seen map[Change]bool
+	each chan Change
+	err  chan error
+	stop context.CancelFunc
+}
+
+func watch(t *testing.T, s service, dir string, recursive bool) *watched {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	w := &watched{seen: map[Change]bool{}, each: make(chan Change, 1000), err: make(chan error, 1), stop: cancel}
+	go func() {
+		w.err <- s.fs.(Watcher).Watch(ctx, dir, recursive, func(c Change) error { w.each <- c; return nil })
+	}()
+	return w
+}
+
+// begin makes entries until one is reported: then the watch is in place.
+func (w *watched) begin(t *testing.T, s service, dir string) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		must(t, os.WriteFile(s.host(dir+"/first"), nil, 0o644))
+		must(t, os.Remove(s.host(dir+"/first")))
+		select {
+		case <-w.each:
+			return
+		case err := <-w.err:
+			t.Fatal(err)
+		case <-tick.C:
+		}
+	}
+}
+
+func (w *watched) want(t *testing.T, c Change) {
+	t.Helper()
+	for !w.seen[c] {
+		select {
+		case got := <-w.each:
+			w.seen[got] = true
+		case err := <-w.err:
+			t.Fatalf("%v never came, %v did; the watch ended: %v", c, w.seen, err)
+		}
+	}
+}
+
+func TestChangesAreReported(t *testing.T) {
+	each(t, func(t *testing.T, s service) {
+		must(t, os.MkdirAll(s.host("/d/sub"), 0o755))
+		w := watch(t, s, "/d", true)
+		defer w.stop()
+		w.begin(t, s, "/d")
+		must(t, os.WriteFile(s.host("/d/sub/f"), []byte("x"), 0o644))
+		w.want(t, Change{"/d/sub/f", OpCreate})
+		w.want(t, Change{"/d/sub/f", OpWrite})
+		must(t, os.Chmod(s.host("/d/sub/f"), 0o600))
+		w.want(t, Change{"/d/sub/f", OpAttr})
+		must(t, os.MkdirAll(s.host("/d/new/deep"), 0o755))
+		must(t, os.WriteFile(s.host("/d/new/deep/f"), nil, 0o644))
+		w.want(t, Change{"/d/new/deep/f", OpCreate})
+		must(t, os.Rename(s.host("/d/new"), s.host("/d/moved")))
+		w.want(t, Change{"/d/new", OpRemove})
+		w.want(t, Change{"/d/moved/deep", OpCreate})
+		must(t, os.WriteFile(s.host("/d/moved/deep/g"), nil, 0o644))
+		w.want(t, Change{"/d/moved/deep/g", OpCreate})
+		must(t, os.RemoveAll(s.host("/d/moved")))
+		w.want(t, Change{"/d/moved", OpRemove})
+		w.stop()
+		wantClass(t, <-w.err, dsec.Canceled, "watch")
+	})
+}
+
+func TestAFlatWatchIsFlatAndEndsWithItsDirectory(t *testing.T) {
+	each(t, func(t *testing.T, s service) {
+		must(t, os.MkdirAll(s.host("/d/sub"), 0o755))
+		must(t, os.Symlink("/d", s.host("/link")))
+		w := watch(t, s, "/link", false)
+		defer w.stop()
+		w.begin(t, s, "/d")
+		must(t, os.WriteFile(s.host("/d/sub/f"), nil, 0o644))
+		must(t, os.WriteFile(s.host("/d/g"), nil, 0o644))
+		w.want(t, Change{"/link/g", OpCreate})
+		if w.seen[Change{"/link/sub/f", OpCreate}] {
+			t.Error("saw what is in a subdirectory")
+		}
+		must(t, os.RemoveAll(s.host("/d")))
+		wantClass(t, <-w.err, dsec.FileNotFound)
+	})
+}
+
+func TestAWatcherThatErrsEndsTheWatch(t *testing.T) {
+	each(t, func(t *testing.T, s service) {
+		stop := dsec.Errorf(dsec.Canceled, "test", "", "enough")
+		err := make(chan error, 1)
+		go func() {
+			err <- s.fs.(Watcher).Watch(t.Context(), "/", false, func(Change) error { return stop })
+		}()
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			must(t, os.WriteFile(s.host("/x"), nil, 0o644))
+			must(t, os.Remove(s.host("/x")))
+			select {
+			case e := <-err:
+				if !errors.Is(e, stop) && dsec.ClassOf(e) != dsec.Canceled {
+					t.Errorf("ended with %v", e)
+				}
+				return
+			case <-tick.C:
+			}
+		}
+	})
+	root := newRoot(t)
+	err := local(t, root).Watch(t.Context(), "/none", true, nil)
+	wantClass(t, err, dsec.FileNotFound)
+}
