@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 dsec=$PWD/bin/dsec
 cache=$PWD/.cache/demo
 state=$(mktemp -d /var/tmp/dsec-demo.XXXXXX)
+chmod 0711 "$state" # the gateway, which is not root, has its data in it
 where=(--instance demo --data "$state/data" --run "$state/run" --config /dev/null)
 export DSEC_CONFIG=$state/context.json DSEC_SOCKET=$state/run/gateway.sock PYTHON=.venv/bin/python
 

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -63,6 +64,9 @@ func up(ctx context.Context, s *settings) error {
 	if err := makeDirs(s); err != nil {
 		return err
 	}
+	if err := errors.Join(reachable(s.gatewayDir()), reachable(filepath.Dir(s.dataSocket()))); err != nil {
+		return err
+	}
 	held, err := lock(s.lockFile())
 	if err != nil {
 		return err
@@ -109,6 +113,23 @@ func makeDirs(s *settings) error {
 		}
 	}
 	return nil
+}
+
+// reachable checks that the gateway's uid can come to its directory.
+func reachable(path string) error {
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		st, err := os.Stat(dir)
+		if err != nil {
+			return dsec.E(dsec.Internal, "look at directory", dir, err)
+		}
+		if st.Mode().Perm()&0o001 == 0 {
+			return dsec.Errorf(dsec.Invalid, "look at directory", dir,
+				"mode %v keeps the gateway, which is not root, from %s: chmod o+x it, or choose another --data", st.Mode().Perm(), path)
+		}
+		if dir == filepath.Dir(dir) {
+			return nil
+		}
+	}
 }
 
 // children of a machine, in boot order.
