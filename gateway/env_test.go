@@ -212,6 +212,8 @@ type env struct {
 	t       *testing.T
 	dir     string
 	node    *thinNode
+	service served // what the agent serves: node, unless a test has its own
+	layers  nodeapi.Layers
 	nats    *cluster.Server
 	cluster *cluster.Cluster
 	api     *nodeapi.Server
@@ -221,17 +223,32 @@ type env struct {
 	tcp     string // host:port
 }
 
+// served is all a node offers.
+type served interface {
+	node.Service
+	node.Inside
+	node.Watcher
+}
+
 type option func(*gateway.Config)
 
 func start(t *testing.T, opts ...option) *env {
+	t.Helper()
+	n := newThinNode()
+	t.Cleanup(func() { _ = n.rt.Close() })
+	e := &env{t: t, node: n, service: n}
+	return e.start(opts...)
+}
+
+func (e *env) start(opts ...option) *env {
+	t := e.t
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dsec-gw-") // short: a socket path has 108 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	e := &env{t: t, dir: dir, node: newThinNode()}
-	t.Cleanup(func() { _ = e.node.rt.Close() })
+	e.dir = dir
 	e.nats, err = cluster.StartServer(cluster.ServerConfig{Dir: filepath.Join(dir, "js"), Listen: "127.0.0.1:0", Secret: secret, Log: quiet})
 	must(t, err)
 	t.Cleanup(func() { _ = e.nats.Close() })
@@ -261,7 +278,10 @@ func (e *env) startNode() {
 	path := filepath.Join(e.dir, "node.sock")
 	l, err := nodeapi.ListenUnix(path, -1)
 	must(e.t, err)
-	e.api, err = nodeapi.Open(nodeapi.Config{Node: "nodea", Service: e.node, Inside: e.node, Watcher: e.node,
+	e.api, err = nodeapi.Open(nodeapi.Config{Node: "nodea", Service: e.service, Inside: e.service, Watcher: e.service,
+		Layers: e.layers, Doctor: func(context.Context) []runtime.Report {
+			return []runtime.Report{runtimetest.NewFake().Probe(e.t.Context())}
+		},
 		NATS: e.nats.URL(), User: cluster.NodeUser("nodea"), Password: cluster.NodePassword(secret, "nodea"),
 		Listener: l, Address: "unix:" + path, Version: "test", Every: 100 * time.Millisecond, Log: quiet})
 	must(e.t, err)

@@ -189,7 +189,7 @@ func TestSlowReaderSlowsItsOwnExecOnly(t *testing.T) {
 	blocked, release := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	var n atomic.Int64
-	slow, err := s.Exec(t.Context(), sb.ID, keptWhole(sh("head -c 3000000 /dev/zero")), client.ModeStream, func(ch client.Chunk) error {
+	slow, err := s.Exec(t.Context(), sb.ID, sh("head -c 3000000 /dev/zero"), client.ModeStream, func(ch client.Chunk) error {
 		once.Do(func() { close(blocked) })
 		<-release
 		n.Add(int64(len(ch.Data)))
@@ -197,7 +197,7 @@ func TestSlowReaderSlowsItsOwnExecOnly(t *testing.T) {
 	})
 	must(t, err)
 	<-blocked
-	quick, err := s.Exec(t.Context(), sb.ID, keptWhole(sh("head -c 3000000 /dev/zero")), client.ModeStream, nil)
+	quick, err := s.Exec(t.Context(), sb.ID, sh("head -c 3000000 /dev/zero"), client.ModeStream, nil)
 	must(t, err)
 	if end, err := quick.Wait(t.Context()); err != nil || end.Stdout.Total != 3_000_000 {
 		t.Fatalf("%+v, %v", end, err)
@@ -213,10 +213,25 @@ func TestSlowReaderSlowsItsOwnExecOnly(t *testing.T) {
 	}
 }
 
-// keptWhole keeps what a command writes before its first follower is there.
-func keptWhole(s process.Spec) process.Spec {
-	s.Head = 8 << 20
-	return s
+// Who starts a command in a session gets all of its output, however fast it
+// writes.
+func TestStreamedOutputIsComplete(t *testing.T) {
+	e := start(t)
+	c := e.local()
+	sb := e.sandbox(c)
+	s, err := c.OpenSession(t.Context(), nil, nil)
+	must(t, err)
+	defer s.Close()
+	var n atomic.Int64
+	r, err := s.Exec(t.Context(), sb.ID, sh("head -c 30000000 /dev/zero"), client.ModeStream, func(ch client.Chunk) error {
+		n.Add(int64(len(ch.Data)))
+		return nil
+	})
+	must(t, err)
+	end, err := r.Wait(t.Context())
+	if err != nil || n.Load() != 30_000_000 || end.Stdout.Dropped != 0 {
+		t.Fatalf("%d bytes, %+v, %v", n.Load(), end, err)
+	}
 }
 
 // Bytes that are gone before they were read show as a jump, and do not use up
@@ -225,11 +240,17 @@ func TestGapIsAJumpNotAHang(t *testing.T) {
 	e := start(t)
 	c := e.local()
 	sb := e.sandbox(c)
+	p, err := c.Exec(t.Context(), sb.ID, sh("head -c 9000000 /dev/zero"))
+	must(t, err)
+	end, err := p.Wait(t.Context())
+	must(t, err)
 	s, err := c.OpenSession(t.Context(), nil, nil)
 	must(t, err)
 	defer s.Close()
 	var n, jumped, at int64
-	r, err := s.Exec(t.Context(), sb.ID, sh("head -c 9000000 /dev/zero"), client.ModeStream, func(ch client.Chunk) error {
+	spec := sh("head -c 9000000 /dev/zero")
+	spec.ID = p.ID // the same command again: it has ended
+	r, err := s.Exec(t.Context(), sb.ID, spec, client.ModeStream, func(ch client.Chunk) error {
 		if ch.Stream == process.Stdout {
 			jumped += ch.Offset - at
 			n += int64(len(ch.Data))
@@ -238,8 +259,8 @@ func TestGapIsAJumpNotAHang(t *testing.T) {
 		return nil
 	})
 	must(t, err)
-	end, err := r.Wait(t.Context())
-	if err != nil || n+jumped != 9_000_000 || end.Stdout.Total != 9_000_000 || end.Stdout.Dropped != jumped {
+	_, err = r.Wait(t.Context())
+	if err != nil || n != 2<<20 || n+jumped != 9_000_000 || end.Stdout.Dropped != jumped {
 		t.Fatalf("%d bytes, jumped %d, %+v, %v", n, jumped, end, err)
 	}
 }

@@ -1,0 +1,292 @@
+package gateway_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/iam"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/node"
+	"github.com/opendsec/dsec/node/nodeapi"
+	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest"
+)
+
+// refs is a layer store that has every ref but "missing".
+type refs struct {
+	mu     sync.Mutex
+	leases map[string]bool
+}
+
+func (s *refs) Acquire(_ context.Context, lease string, list []dsec.LayerRef) (layer.Set, error) {
+	set := layer.Set{Lease: lease}
+	for _, r := range list {
+		if r == "missing" {
+			return layer.Set{}, dsec.Errorf(dsec.NotFound, "acquire layer", string(r), "no such tag")
+		}
+		set.Layers = append(set.Layers, layer.Local{Info: layer.Info{Digest: layer.Digest("sha256:" + strings.Repeat("0", 64))}})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leases[lease] = true
+	return set, nil
+}
+
+func (s *refs) Release(_ context.Context, lease string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.leases, lease)
+	return nil
+}
+
+func (s *refs) Leases(context.Context) (out []string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.leases {
+		out = append(out, l)
+	}
+	return out, nil
+}
+
+// withNode is a cluster of one with the real node over the fake tier.
+func withNode(t *testing.T, opts ...option) *env {
+	t.Helper()
+	rt := runtimetest.NewFake()
+	t.Cleanup(func() { _ = rt.Close() })
+	n, err := node.New(node.Config{ID: "nodea", Dir: t.TempDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: rt},
+		Store: &refs{leases: map[string]bool{}}, Budgets: node.Budgets{CPU: 1000, Memory: 1 << 42, Disk: 1 << 44}, StopGrace: 50 * time.Millisecond, Log: quiet})
+	must(t, err)
+	t.Cleanup(func() { _ = n.Close() })
+	e := &env{t: t, service: n}
+	return e.start(opts...)
+}
+
+func TestRealNodeBehindTheGateway(t *testing.T) {
+	e := withNode(t)
+	c, ctx := e.remote(iam.User, "p"), t.Context()
+	specs := make([]dsec.Spec, 100)
+	for i := range specs {
+		specs[i] = spec
+	}
+	specs[7].Image = "missing"
+	events := make(chan dsec.Event, 10_000)
+	s, err := c.OpenSession(ctx, &client.Events{Types: []dsec.EventType{dsec.EventState}}, func(ev dsec.Event) { events <- ev })
+	must(t, err)
+	defer s.Close()
+	var made []client.Sandbox
+	must(t, c.CreateMany(ctx, specs, "", func(r client.Created) error {
+		if (r.Index == 7) != (r.Err != nil) {
+			t.Errorf("%d: %v", r.Index, r.Err)
+		}
+		if r.Err == nil {
+			made = append(made, r.Sandbox)
+		}
+		return nil
+	}))
+	if len(made) != 99 || len(made[0].Steps) == 0 {
+		t.Fatalf("%d made, steps %v", len(made), made[0].Steps)
+	}
+	var wg sync.WaitGroup
+	for _, sb := range made {
+		wg.Go(func() {
+			var out bytes.Buffer
+			r, err := s.Exec(ctx, sb.ID, sh("echo $HOSTNAME; echo "+string(sb.ID)), client.ModeStream, func(ch client.Chunk) error {
+				out.Write(ch.Data)
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if end, err := r.Wait(ctx); err != nil || end.ExitCode != 0 || !strings.Contains(out.String(), string(sb.ID)) {
+				t.Errorf("%+v, %v, %q", end, err, out.String())
+			}
+		})
+	}
+	wg.Wait()
+	sb := made[0]
+	got, err := c.Stop(ctx, sb.ID, dsec.CauseAgentError)
+	if err != nil || got.State != dsec.Stopped || got.Result.Cause != dsec.CauseAgentError {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	_, err = c.Exec(ctx, sb.ID, sh("true"))
+	if cl := dsec.ClassOf(err); cl != dsec.SandboxGone && cl != dsec.IllegalState {
+		t.Fatal(err)
+	}
+	for _, sb := range made {
+		if existed, err := c.Delete(ctx, sb.ID); err != nil || !existed {
+			t.Fatal(existed, err)
+		}
+	}
+	deleted := map[dsec.SandboxID]bool{}
+	for len(deleted) < len(made) {
+		select {
+		case ev := <-events:
+			if ev.To == dsec.Deleted {
+				deleted[ev.Sandbox] = true
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%d of %d deletions were told", len(deleted), len(made))
+		}
+	}
+	rec, err := c.Get(ctx, sb.ID)
+	if err != nil || rec.State != dsec.Deleted || rec.Result == nil || rec.Result.Cause != dsec.CauseAgentError {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+}
+
+func TestErrorSaysHowTheSandboxEnded(t *testing.T) {
+	e := withNode(t)
+	c, ctx := e.local(), t.Context()
+	sb := e.sandbox(c)
+	p, err := c.Exec(ctx, sb.ID, sh("sleep 100"))
+	must(t, err)
+	done := make(chan error, 1)
+	go func() { _, err := p.Wait(ctx); done <- err }()
+	_, err = c.Delete(ctx, sb.ID)
+	must(t, err)
+	select {
+	case err := <-done:
+		if err != nil {
+			if cl := dsec.ClassOf(err); cl != dsec.SandboxGone && cl != dsec.NotFound {
+				t.Fatal(err)
+			}
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the wait hangs")
+	}
+	_, err = c.Exec(ctx, sb.ID, sh("true"))
+	if dsec.ClassOf(err) == dsec.SandboxGone {
+		if r := client.ResultOf(err); r == nil || r.Cause == "" {
+			t.Fatalf("%v says nothing of the end: %+v", err, r)
+		}
+	}
+}
+
+// shelf is a layer store that swallows tars.
+type shelf struct {
+	mu   sync.Mutex
+	list map[string]nodeapi.Layer
+}
+
+func (s *shelf) put(tag, source string, size int64) nodeapi.Layer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := nodeapi.Layer{Info: layer.Info{Digest: "sha256:0", Source: source, DataSize: size}, Tags: []string{tag}}
+	s.list[tag] = l
+	return l
+}
+
+func (s *shelf) Import(_ context.Context, r nodeapi.Import, progress func(nodeapi.Progress)) (nodeapi.Layer, error) {
+	if r.Source == "registry/missing" {
+		return nodeapi.Layer{}, dsec.Errorf(dsec.NotFound, "resolve", r.Source, "no such manifest")
+	}
+	progress(nodeapi.Progress{Phase: "fetch", Done: 1, Total: 2})
+	progress(nodeapi.Progress{Phase: "convert", Done: 2, Total: 2})
+	return s.put(r.Tag, r.Source, 0), nil
+}
+
+func (s *shelf) Build(_ context.Context, r nodeapi.Build, progress func(nodeapi.Progress)) (nodeapi.Layer, error) {
+	if r.Tar == nil {
+		return s.put(r.Tag, r.Source, 0), nil
+	}
+	var n int64
+	buf := make([]byte, 1<<20)
+	for {
+		k, err := r.Tar.Read(buf)
+		n += int64(k)
+		progress(nodeapi.Progress{Phase: "convert", Done: n})
+		if err == io.EOF {
+			return s.put(r.Tag, r.Source, n), nil
+		}
+		if err != nil {
+			return nodeapi.Layer{}, dsec.E(dsec.Canceled, "read tar", "", err)
+		}
+	}
+}
+
+func (s *shelf) List(context.Context) (out []nodeapi.Layer, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.list {
+		out = append(out, l)
+	}
+	return out, nil
+}
+
+func (s *shelf) Inspect(_ context.Context, ref dsec.LayerRef) (nodeapi.Layer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l, ok := s.list[string(ref)]; ok {
+		return l, nil
+	}
+	return nodeapi.Layer{}, dsec.Errorf(dsec.NotFound, "find layer", string(ref), "no such tag")
+}
+
+func (s *shelf) Remove(_ context.Context, ref dsec.LayerRef) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.list[string(ref)]
+	delete(s.list, string(ref))
+	return ok, nil
+}
+
+func (s *shelf) Tag(ctx context.Context, ref, tag dsec.LayerRef) error {
+	l, err := s.Inspect(ctx, ref)
+	if err == nil {
+		s.put(string(tag), l.Source, l.DataSize)
+	}
+	return err
+}
+
+func TestLayersThroughTheGateway(t *testing.T) {
+	n := newThinNode()
+	t.Cleanup(func() { _ = n.rt.Close() })
+	e := (&env{t: t, node: n, service: n, layers: &shelf{list: map[string]nodeapi.Layer{}}}).start()
+	c, ctx := e.local(), t.Context()
+	var phases []string
+	l, err := c.Import(ctx, "registry/base:1", "base:1", func(p client.Progress) { phases = append(phases, p.Phase) })
+	if err != nil || l.Source != "registry/base:1" || strings.Join(phases, " ") != "fetch convert" {
+		t.Fatal(l, phases, err)
+	}
+	_, err = c.Import(ctx, "registry/missing", "m", nil)
+	wantClass(t, err, dsec.NotFound)
+	l, err = c.UploadTree(ctx, io.LimitReader(zeros{}, 20<<20), client.BuildOptions{Tag: "ws:1", At: "/w"})
+	if err != nil || l.DataSize != 20<<20 {
+		t.Fatal(l, err)
+	}
+	must(t, c.TagLayer(ctx, "ws:1", "ws:2"))
+	if list, err := c.Layers(ctx); err != nil || len(list) != 3 {
+		t.Fatal(list, err)
+	}
+	if _, err := c.InspectLayer(ctx, "ws:2"); err != nil {
+		t.Fatal(err)
+	}
+	if existed, err := c.RemoveLayer(ctx, "ws:2"); err != nil || !existed {
+		t.Fatal(existed, err)
+	}
+	user := e.remote(iam.User, "p")
+	for _, source := range []string{"/etc", "oci:/var/lib", "../x", "dir:/etc", "./a"} {
+		_, err = user.Import(ctx, source, "x", nil)
+		wantClass(t, err, dsec.PermissionDenied)
+	}
+	if _, err := user.Import(ctx, "registry/base:1", "mine:1", nil); err != nil {
+		t.Fatal(err)
+	}
+	_, err = user.RemoveLayer(ctx, "base:1")
+	wantClass(t, err, dsec.PermissionDenied)
+	if reports, err := user.Doctor(ctx, ""); err != nil || len(reports) != 1 {
+		t.Fatal(reports, err)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
