@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
@@ -233,6 +236,16 @@ func (w *world) run(id dsec.SandboxID, script string) (process.Result, string) {
 		w.t.Fatal(err)
 	}
 	return r, string(head) + string(tail)
+}
+
+// counted reads a counter.
+func counted(t *testing.T, c prometheus.Metric) float64 {
+	t.Helper()
+	var m dto.Metric
+	if err := c.Write(&m); err != nil {
+		t.Fatal(err)
+	}
+	return m.GetCounter().GetValue()
 }
 
 func wantClass(t *testing.T, err error, c dsec.Class) {
