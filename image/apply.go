@@ -115,34 +115,32 @@ func (m *merger) whiteouts(members []*entry) ([]*entry, error) {
 	return rest, nil
 }
 
-// whiteout removes the name from what is below; or, where the layers below are
-// not here, becomes the node that overlayfs understands.
+// whiteout removes the name from what is below. Where there are layers below
+// that are not here, the node that overlayfs understands takes its place.
 func (m *merger) whiteout(dir, hidden string) []*entry {
+	at := path.Join(m.opts.At, dir)
+	if d, err := m.resolve(at, false); err == nil && d != nil {
+		if c := d.Child(hidden); c != nil {
+			m.gone[path.Join(at, hidden)] = c
+			d.Unlink(hidden)
+		}
+	}
 	if m.opts.KeepWhiteouts {
 		return []*entry{{name: dir + hidden, mode: erofs.TypeChar}}
-	}
-	dir = path.Join(m.opts.At, dir)
-	d, err := m.resolve(dir, false)
-	if err != nil || d == nil {
-		return nil // nothing there to hide
-	}
-	if c := d.Child(hidden); c != nil {
-		m.gone[path.Join(dir, hidden)] = c
-		d.Unlink(hidden)
 	}
 	return nil
 }
 
 func (m *merger) opaque(dir string) []*entry {
-	if m.opts.KeepWhiteouts {
-		return []*entry{{name: dir, mode: opaqueMark}}
-	}
-	dir = path.Join(m.opts.At, dir)
-	if d, err := m.resolve(dir, false); err == nil && d != nil {
+	at := path.Join(m.opts.At, dir)
+	if d, err := m.resolve(at, false); err == nil && d != nil {
 		for _, name := range d.Names() {
-			m.gone[path.Join(dir, name)] = d.Child(name)
+			m.gone[path.Join(at, name)] = d.Child(name)
 		}
 		d.Clear()
+	}
+	if m.opts.KeepWhiteouts {
+		return []*entry{{name: dir, mode: opaqueMark}}
 	}
 	return nil
 }

@@ -284,3 +284,13 @@ func TestE6_OpaqueInBothModes(t *testing.T) {
 		}
 	}
 }
+
+// TestKeptWhiteoutsAcrossLayers: an image of two layers made to stand on a base
+// hides with its second what its first and the base have.
+func TestKeptWhiteoutsAcrossLayers(t *testing.T) {
+	base := mount(t, mustConvert(t, writeFile(t, makeTar(t, file("a", "0"), file("d/base", "0"), file("e/base", "0"), file("stays", "0"))), Options{}))
+	img := push(t, newRegistry(t)+"/test:1", makeImage(t, makeTar(t, file("a", "1"), file("d/one", "1"), file("e/one", "1")),
+		makeTar(t, file(".wh.a", ""), file("d/.wh..wh..opq", ""), file("d/two", "2"), file(".wh.e", ""), file("e/two", "2"))))
+	top := mount(t, mustConvert(t, img, Options{KeepWhiteouts: true}))
+	expect(t, overlay(t, "", top, base), map[string]string{"d/two": "2", "e/two": "2", "stays": "0"})
+}
