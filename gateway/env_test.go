@@ -209,7 +209,7 @@ func (n *thinNode) Load() node.Load {
 
 // env is a cluster of one in this process.
 type env struct {
-	t       *testing.T
+	t       testing.TB
 	dir     string
 	node    *thinNode
 	service served // what the agent serves: node, unless a test has its own
@@ -337,7 +337,7 @@ func (e *env) sandbox(c *client.Client) client.Sandbox {
 	return sb
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -352,7 +352,7 @@ func wantClass(t *testing.T, err error, c dsec.Class) {
 }
 
 // eventually polls a condition that something else brings about.
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(15 * time.Second)
 	for !ok() {
