@@ -67,10 +67,15 @@ func (s *Store) ImportTar(ctx context.Context, t Tar, tag string, opts image.Opt
 	opts.KeepWhiteouts = opts.KeepWhiteouts || t.Upper
 	info, err := s.convert(ctx, loc, t.Config, image.Files{Input: in}, opts)
 	in.Close() // stops the feeding if nobody read to the end
-	if fedErr := <-fed; fedErr != nil && !errors.Is(fedErr, unix.EPIPE) {
-		// A stream that broke looks like a bad tar to who reads it, or, at the
-		// end of a member, like a whole one.
-		err = diskError("read tar", t.Name, fedErr)
+	select {
+	case fedErr := <-fed:
+		if fedErr != nil && !errors.Is(fedErr, unix.EPIPE) {
+			// A stream that broke looks like a bad tar to who reads it, or, at the
+			// end of a member, like a whole one.
+			err = diskError("read tar", t.Name, fedErr)
+		}
+	case <-ctx.Done(): // a stream that neither ends nor goes on
+		err = diskError("read tar", t.Name, ctx.Err())
 	}
 	if err != nil || tag == "" {
 		return info, err
