@@ -213,6 +213,9 @@ func (e *execution) start() (err error) {
 	if err := os.Mkdir(e.group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
+	e.sb.s.mu.Lock()
+	delete(e.sb.s.lingering, e.group) // ours again
+	e.sb.s.mu.Unlock()
 	undo = append(undo, func() { e.sb.s.removeCgroup(e.group) })
 	e.usage.begin(e.sb.spec.Account)
 	image, err := e.image()

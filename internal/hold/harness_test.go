@@ -23,6 +23,7 @@ import (
 
 func TestMain(m *testing.M) {
 	MainIfAsked(nil)
+	_ = os.Setenv("GORACE", "atexit_sleep_ms=0") // for the holds we start
 	if len(os.Args) > 1 && os.Args[1] == crashRole {
 		crashClient(os.Args[2:])
 	}

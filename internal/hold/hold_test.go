@@ -312,7 +312,8 @@ func TestC3_ExactBytes(t *testing.T) {
 }
 
 func TestC5_FloodIsBounded(t *testing.T) {
-	x := newBed(t).box()
+	b := newBed(t)
+	x := b.box()
 	s := x.spec("yes")
 	s.Spec.Timeout = time.Second
 	p := x.start(s)
@@ -328,6 +329,15 @@ func TestC5_FloodIsBounded(t *testing.T) {
 	}
 	if st, err := os.Stat(x.spool + "/e1.out"); err != nil || st.Size() > 4096+2<<20 {
 		t.Fatal(st, err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.c.Info().PID))
+	must(t, err)
+	var rss int
+	for line := range strings.Lines(string(status)) {
+		_, _ = fmt.Sscanf(line, "VmRSS: %d", &rss)
+	}
+	if rss == 0 || rss > 50<<10 {
+		t.Fatalf("the hold has %d KiB", rss)
 	}
 	if err := stat(x.spool + "/e1.err"); !os.IsNotExist(err) {
 		t.Fatal("a file for an empty stream", err)

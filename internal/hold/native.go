@@ -132,13 +132,22 @@ func startForker(image *os.File) (*forker, error) {
 	return &forker{c: c, proc: p, ended: make(chan struct{})}, nil
 }
 
-// tell sends a request that has no answer.
+// tell sends a request that has no answer. A forker that was killed is given
+// the time to be replaced.
 func (k *forker) tell(op uint32, files []*os.File) error {
 	b := binary.LittleEndian.AppendUint32(nil, op)
-	if err := sendFiles(k.conn(), binary.LittleEndian.AppendUint32(b, 0), files); err != nil {
-		return dsec.E(dsec.Internal, "ask forker", "", err)
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	limit := time.Now().Add(respawnWait)
+	for {
+		err := sendFiles(k.conn(), b, files)
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(limit) {
+			return dsec.E(dsec.Internal, "ask forker", "", err)
+		}
+		time.Sleep(time.Millisecond) // rare, and nothing tells when it is there
 	}
-	return nil
 }
 
 // call sends a request and waits for its answer.
@@ -236,3 +245,6 @@ func fdOf(f *os.File) int {
 // deadline of waits for our own code in a sandbox, which runs under the
 // sandbox's CPU quota.
 const nativeWait = 30 * time.Second
+
+// respawnWait is how long the replacement of a killed forker may take.
+const respawnWait = 2 * time.Second

@@ -64,7 +64,7 @@ const (
 	opList
 	opAck
 	opShutdown
-	opUpgrade
+	_       // reserved for handing over to a new binary
 	opEvent // from hold, no reply
 )
 
