@@ -29,6 +29,7 @@ type box struct {
 	ring      []dsec.Event
 	execs     map[string]*execution
 	running   int // of execs
+	ends      int // of execs, ever
 	attached  int
 	active    time.Time // last activity
 	warned    time.Time // the deadline that was warned of

@@ -87,7 +87,7 @@ func TestG6_AKillAtAnyStepLeavesNothing(t *testing.T) {
 		if err != nil || sb.State != dsec.Running {
 			t.Fatalf("%s: again: %+v %v", name, sb, err)
 		}
-		w.until("one is left", func() bool { return len(w.machine.Residue()) == 1 && len(w.store.leases) == 1 })
+		w.until("one is left", func() bool { l, _ := w.store.Leases(t.Context()); return len(w.machine.Residue()) == 1 && len(l) == 1 })
 		if _, err := w.Delete(t.Context(), sb.ID, ""); err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@ import (
 type execution struct {
 	p        process.Process
 	ended    bool  // guarded by box.mu
+	order    int   // among the ended ones
 	keptSize int64 // bytes of kept output, once ended
 
 	collected bool // its output was recorded before its end
@@ -103,7 +104,8 @@ func (b *box) watch(x *execution) {
 	o := b.outputOf(b.n.ctx, x.p, res)
 	b.n.cfg.Metrics.execs.WithLabelValues(string(res.Status)).Inc()
 	b.mu.Lock()
-	x.ended = true
+	b.ends++
+	x.ended, x.order = true, b.ends
 	x.keptSize = keptBytes(x.p.Spec(), res)
 	b.running--
 	b.touchLocked()
@@ -155,8 +157,8 @@ func (b *box) overOutputLocked() (drop []process.Process) {
 	if total <= b.rec.Spec.Limits.Output {
 		return nil
 	}
-	slices.SortFunc(ended, func(x, y *execution) int { return strings.Compare(x.p.Spec().ID, y.p.Spec().ID) })
-	for _, x := range ended {
+	slices.SortFunc(ended, func(x, y *execution) int { return x.order - y.order })
+	for _, x := range ended[:len(ended)-1] { // not the one that has just ended
 		if total <= b.rec.Spec.Limits.Output {
 			break
 		}
