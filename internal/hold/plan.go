@@ -40,10 +40,18 @@ type plan struct {
 	words []string
 }
 
-func (p *plan) op(kind, flags uint8, file *os.File, attr uint32, words string, texts ...string) {
+// operation is one entry of a plan without its texts.
+type operation struct {
+	kind, flags uint8
+	file        *os.File
+	attr        uint32
+	words       string
+}
+
+func (p *plan) op(o operation, texts ...string) {
 	fd := 0xffff
-	if file != nil {
-		fd = p.file(file)
+	if o.file != nil {
+		fd = p.file(o.file)
 	}
 	s1, s2 := "", ""
 	if len(texts) > 0 {
@@ -52,16 +60,16 @@ func (p *plan) op(kind, flags uint8, file *os.File, attr uint32, words string, t
 	if len(texts) > 1 {
 		s2 = texts[1] + "\x00"
 	}
-	p.b = append(p.b, kind, flags)
+	p.b = append(p.b, o.kind, o.flags)
 	p.b = binary.LittleEndian.AppendUint16(p.b, uint16(fd))
-	p.b = binary.LittleEndian.AppendUint32(p.b, attr)
+	p.b = binary.LittleEndian.AppendUint32(p.b, o.attr)
 	p.b = binary.LittleEndian.AppendUint32(p.b, uint32(len(s1)))
 	p.b = binary.LittleEndian.AppendUint32(p.b, uint32(len(s2)))
 	p.b = append(append(p.b, s1...), s2...)
 	for len(p.b)%8 != 0 {
 		p.b = append(p.b, 0)
 	}
-	p.words = append(p.words, words)
+	p.words = append(p.words, o.words)
 }
 
 func (p *plan) file(f *os.File) int {
@@ -75,7 +83,7 @@ func (p *plan) file(f *os.File) int {
 }
 
 func (p *plan) dir(at string, mode uint32) {
-	p.op(planDir, 0, nil, mode, "make directory "+at, at)
+	p.op(operation{kind: planDir, attr: mode, words: "make directory " + at}, at)
 }
 
 func (p *plan) parents(at string) {
@@ -87,11 +95,11 @@ func (p *plan) parents(at string) {
 }
 
 func (p *plan) attach(f *os.File, at string, flags uint8) {
-	p.op(planAttach, flags, f, 0, "mount "+at, at)
+	p.op(operation{kind: planAttach, flags: flags, file: f, words: "mount " + at}, at)
 }
 
 func (p *plan) fs(kind, at string, attr uint32, options ...string) {
-	p.op(planFS, 0, nil, attr, "mount "+kind+" "+at, at, strings.Join(append([]string{kind}, options...), "\x00"))
+	p.op(operation{kind: planFS, attr: attr, words: "mount " + kind + " " + at}, at, strings.Join(append([]string{kind}, options...), "\x00"))
 }
 
 // planInput is an EnterSpec with the file systems hold adds to it.
@@ -109,7 +117,7 @@ type planInput struct {
 
 func compilePlan(in planInput) (*plan, error) {
 	p := &plan{}
-	p.op(planRoot, 0, in.root, 0, "enter root")
+	p.op(operation{kind: planRoot, file: in.root, words: "enter root"})
 	if in.dev != nil {
 		p.dir("/dev", 0o755)
 		p.attach(in.dev, "/dev", planNoLinks)
@@ -128,10 +136,10 @@ func compilePlan(in planInput) (*plan, error) {
 		p.fs("mqueue", "/dev/mqueue", walled|unix.MOUNT_ATTR_NOEXEC)
 	}
 	if in.e.Hostname != "" {
-		p.op(planHostname, 0, nil, 0, "set hostname "+in.e.Hostname, in.e.Hostname)
+		p.op(operation{kind: planHostname, words: "set hostname " + in.e.Hostname}, in.e.Hostname)
 	}
 	if in.e.Lo {
-		p.op(planLo, 0, nil, 0, "bring lo up")
+		p.op(operation{kind: planLo, words: "bring lo up"})
 	}
 	for i, m := range in.e.Mounts {
 		if err := p.extra(m, in.mounts[i], in.mountIsDir[i]); err != nil {
@@ -139,13 +147,13 @@ func compilePlan(in planInput) (*plan, error) {
 		}
 	}
 	for _, s := range in.e.Sysctls {
-		p.op(planWrite, 0, nil, 0, "set sysctl "+s.Path, path.Join("/proc/sys", path.Clean("/"+s.Path)), s.Value)
+		p.op(operation{kind: planWrite, words: "set sysctl " + s.Path}, path.Join("/proc/sys", path.Clean("/"+s.Path)), s.Value)
 	}
 	for _, m := range in.e.Masks {
-		p.op(planMask, planOptional, in.null, 0, "mask "+m, m)
+		p.op(operation{kind: planMask, flags: planOptional, file: in.null, words: "mask " + m}, m)
 	}
 	for _, r := range in.e.ReadOnly {
-		p.op(planReadOnly, planOptional, nil, 0, "make read-only "+r, r)
+		p.op(operation{kind: planReadOnly, flags: planOptional, words: "make read-only " + r}, r)
 	}
 	if len(p.b) > maxPlan || len(p.files) > 32 {
 		return nil, fmt.Errorf("plan of %d bytes and %d descriptors is too long", len(p.b), len(p.files))
@@ -162,7 +170,7 @@ func (p *plan) extra(m wireMount, source *os.File, isDir bool) error {
 	if isDir {
 		p.dir(at, 0o755)
 	} else {
-		p.op(planFile, 0, nil, 0, "make file "+at, at)
+		p.op(operation{kind: planFile, words: "make file " + at}, at)
 	}
 	if source != nil {
 		p.attach(source, at, 0)
