@@ -20,6 +20,7 @@ type Runtime struct {
 	Spec   dsec.Spec // limits and network of every sandbox
 	Argv   []string
 	Node   dsec.NodeID
+	Steps  *Steps // where creations note the time of each step; may be nil
 }
 
 // Contender of r.
@@ -31,7 +32,10 @@ type runtimeWorker struct{ r Runtime }
 
 // Create makes one sandbox.
 func (r Runtime) Create(ctx context.Context, id dsec.SandboxID) error {
-	_, err := r.RT.Create(ctx, dsecruntime.Request{ID: id, Spec: r.Spec, Layers: r.Layers})
+	steps, err := r.RT.Create(ctx, dsecruntime.Request{ID: id, Spec: r.Spec, Layers: r.Layers})
+	if err == nil && r.Steps != nil {
+		r.Steps.add(steps...)
+	}
 	return err
 }
 
@@ -41,19 +45,16 @@ func (w *runtimeWorker) Cycle(ctx context.Context, _ int) (time.Duration, error)
 	if err := w.r.Create(ctx, id); err != nil {
 		return 0, err
 	}
-	first, err := w.r.firstCommand(ctx, id, begin)
+	took, err := w.r.Exec(ctx, id)
+	first := time.Since(begin)
+	ending := time.Now()
 	if derr := w.r.RT.Destroy(context.WithoutCancel(ctx), id); err == nil {
 		err = derr
 	}
-	return first, err
-}
-
-func (r Runtime) firstCommand(ctx context.Context, id dsec.SandboxID, begin time.Time) (time.Duration, error) {
-	_, err := r.Exec(ctx, id)
-	if err != nil {
-		return 0, err
+	if w.r.Steps != nil {
+		w.r.Steps.add(dsec.Step{Name: "= first command", Took: took}, dsec.Step{Name: "= destroy", Took: time.Since(ending)})
 	}
-	return time.Since(begin), nil
+	return first, err
 }
 
 // Exec runs the command once and returns how long that took.

@@ -119,7 +119,7 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 		return err
 	}
 	defer func() { err = errors.Join(err, b.end(context.WithoutCancel(ctx), s, stack)) }()
-	b.ours = bench.Runtime{Name: "dsec", RT: b.tier, Layers: b.layers, Spec: benchSpec(f), Argv: f.argv, Node: "bench"}
+	b.ours = bench.Runtime{Name: "dsec", RT: b.tier, Layers: b.layers, Spec: benchSpec(f), Argv: f.argv, Node: "bench", Steps: &bench.Steps{}}
 	return run(ctx, f, b)
 }
 
@@ -160,7 +160,12 @@ func benchCreate(ctx context.Context, f *benchFlags, b *bed) error {
 			contenders = append(contenders, c)
 		}
 	}
-	return printBench(ctx, f, contenders, "one live sandbox after the other: create, first command, destroy")
+	if err := printBench(ctx, f, contenders, "one live sandbox after the other: create, first command, destroy"); err != nil || f.output == "json" {
+		return err
+	}
+	fmt.Println()
+	b.ours.Steps.Print(os.Stdout)
+	return nil
 }
 
 func printBench(ctx context.Context, f *benchFlags, contenders []bench.Contender, title string) error {
