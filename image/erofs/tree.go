@@ -57,9 +57,6 @@ func (n *Inode) IsWhiteout() bool { return n.Mode&TypeMask == TypeChar && n.Rdev
 // Child returns the inode of a name in the directory, or nil.
 func (n *Inode) Child(name string) *Inode { return n.children[name] }
 
-// Len is the number of names in the directory.
-func (n *Inode) Len() int { return len(n.children) }
-
 // Link gives the inode a name in the directory, replacing what had it.
 func (n *Inode) Link(name string, c *Inode) error {
 	if err := checkName(name); err != nil {
@@ -77,9 +74,6 @@ func (n *Inode) Unlink(name string) { delete(n.children, name) }
 
 // Clear takes every name out of the directory.
 func (n *Inode) Clear() { clear(n.children) }
-
-// Adopt takes over the names of another directory.
-func (n *Inode) Adopt(from *Inode) { n.children = from.children }
 
 // Names lists the directory in the order of the format, by bytes.
 func (n *Inode) Names() []string {
