@@ -247,8 +247,9 @@ func (c *counter) Read(p []byte) (int, error) {
 
 // Signal reaches the main process.
 func (p *Process) Signal(ctx context.Context, sig int) error {
+	req := &dsecv1.SignalRequest{Sandbox: string(p.Sandbox), Exec: p.ID, Signal: int32(sig), CallId: newKey()}
 	return p.c.retry(ctx, "signal exec", func() error {
-		_, err := p.c.commands.Signal(ctx, &dsecv1.SignalRequest{Sandbox: string(p.Sandbox), Exec: p.ID, Signal: int32(sig), CallId: newKey()})
+		_, err := p.c.commands.Signal(ctx, req)
 		return err
 	})
 }
@@ -256,8 +257,9 @@ func (p *Process) Signal(ctx context.Context, sig int) error {
 // Kill ends the whole tree; killed is false if it had ended.
 func (p *Process) Kill(ctx context.Context) (killed bool, err error) {
 	var resp *dsecv1.KillResponse
+	req := &dsecv1.KillRequest{Sandbox: string(p.Sandbox), Exec: p.ID, CallId: newKey()}
 	err = p.c.retry(ctx, "kill exec", func() (err error) {
-		resp, err = p.c.commands.Kill(ctx, &dsecv1.KillRequest{Sandbox: string(p.Sandbox), Exec: p.ID})
+		resp, err = p.c.commands.Kill(ctx, req)
 		return err
 	})
 	return resp.GetKilled(), err

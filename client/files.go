@@ -61,30 +61,41 @@ func (f *Files) List(ctx context.Context, path string, depth int) ([]files.Info,
 
 // Mkdir implements files.FS.
 func (f *Files) Mkdir(ctx context.Context, path string, mode uint32, parents bool) error {
-	_, err := f.c.files.Mkdir(ctx, &dsecv1.MkdirRequest{Sandbox: f.id, User: f.user, Path: path, Mode: mode, Parents: parents})
-	return wire.FromConnect("mkdir "+path, err)
+	req := &dsecv1.MkdirRequest{Sandbox: f.id, User: f.user, Path: path, Mode: mode, Parents: parents, CallId: newKey()}
+	return f.c.retry(ctx, "mkdir "+path, func() error {
+		_, err := f.c.files.Mkdir(ctx, req)
+		return err
+	})
 }
 
 // Move implements files.FS.
 func (f *Files) Move(ctx context.Context, from, to string) error {
-	_, err := f.c.files.Move(ctx, &dsecv1.MoveRequest{Sandbox: f.id, User: f.user, From: from, To: to})
-	return wire.FromConnect("move "+from, err)
+	req := &dsecv1.MoveRequest{Sandbox: f.id, User: f.user, From: from, To: to, CallId: newKey()}
+	return f.c.retry(ctx, "move "+from, func() error {
+		_, err := f.c.files.Move(ctx, req)
+		return err
+	})
 }
 
 // Remove implements files.FS.
 func (f *Files) Remove(ctx context.Context, path string, recursive bool) error {
-	_, err := f.c.files.Remove(ctx, &dsecv1.RemoveFileRequest{Sandbox: f.id, User: f.user, Path: path, Recursive: recursive})
-	return wire.FromConnect("remove "+path, err)
+	req := &dsecv1.RemoveFileRequest{Sandbox: f.id, User: f.user, Path: path, Recursive: recursive, CallId: newKey()}
+	return f.c.retry(ctx, "remove "+path, func() error {
+		_, err := f.c.files.Remove(ctx, req)
+		return err
+	})
 }
 
 // SetAttr implements files.FS.
 func (f *Files) SetAttr(ctx context.Context, path string, a files.Attr) error {
-	req := &dsecv1.SetAttrRequest{Sandbox: f.id, User: f.user, Path: path, Mode: a.Mode, Uid: a.UID, Gid: a.GID}
+	req := &dsecv1.SetAttrRequest{Sandbox: f.id, User: f.user, Path: path, Mode: a.Mode, Uid: a.UID, Gid: a.GID, CallId: newKey()}
 	if a.MTime != nil {
 		req.Mtime = wire.Stamp(*a.MTime)
 	}
-	_, err := f.c.files.SetAttr(ctx, req)
-	return wire.FromConnect("set attributes of "+path, err)
+	return f.c.retry(ctx, "set attributes of "+path, func() error {
+		_, err := f.c.files.SetAttr(ctx, req)
+		return err
+	})
 }
 
 // Watch implements files.Watcher.

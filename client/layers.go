@@ -112,12 +112,20 @@ func (c *Client) InspectLayer(ctx context.Context, ref dsec.LayerRef) (Layer, er
 
 // RemoveLayer drops a tag, or a layer nobody uses.
 func (c *Client) RemoveLayer(ctx context.Context, ref dsec.LayerRef) (existed bool, err error) {
-	resp, err := c.layers.Remove(ctx, &dsecv1.RemoveLayerRequest{Ref: string(ref), CallId: newKey()})
-	return resp.GetExisted(), wire.FromConnect("remove layer", err)
+	req := &dsecv1.RemoveLayerRequest{Ref: string(ref), CallId: newKey()}
+	var resp *dsecv1.RemoveLayerResponse
+	err = c.retry(ctx, "remove layer", func() (err error) {
+		resp, err = c.layers.Remove(ctx, req)
+		return err
+	})
+	return resp.GetExisted(), err
 }
 
 // TagLayer makes a tag point to a layer.
 func (c *Client) TagLayer(ctx context.Context, ref, tag dsec.LayerRef) error {
-	_, err := c.layers.Tag(ctx, &dsecv1.TagRequest{Ref: string(ref), Tag: string(tag), CallId: newKey()})
-	return wire.FromConnect("tag layer", err)
+	req := &dsecv1.TagRequest{Ref: string(ref), Tag: string(tag), CallId: newKey()}
+	return c.retry(ctx, "tag layer", func() error {
+		_, err := c.layers.Tag(ctx, req)
+		return err
+	})
 }

@@ -85,7 +85,7 @@ func keyFrom(k *dsecv1.Key) Key {
 // "" is user, project "" the default one, lifetime 0 has no end.
 func (c *Client) CreateKey(ctx context.Context, name, role, project string, lifetime time.Duration) (Key, string, error) {
 	r, err := c.keys.Create(ctx, &dsecv1.CreateKeyRequest{Name: name, Role: role, Project: project,
-		Lifetime: wire.Seconds(lifetime), CallId: newKey()})
+		Lifetime: wire.Seconds(lifetime)})
 	return keyFrom(r.GetKey()), r.GetSecret(), wire.FromConnect("create key", err)
 }
 
@@ -101,6 +101,6 @@ func (c *Client) Keys(ctx context.Context) ([]Key, error) {
 
 // RevokeKey ends a key.
 func (c *Client) RevokeKey(ctx context.Context, id string) (existed bool, err error) {
-	r, err := c.keys.Revoke(ctx, &dsecv1.RevokeKeyRequest{Id: id, CallId: newKey()})
+	r, err := c.keys.Revoke(ctx, &dsecv1.RevokeKeyRequest{Id: id})
 	return r.GetExisted(), wire.FromConnect("revoke key", err)
 }

@@ -681,3 +681,31 @@ func TestA21_DroppedPacketsAreAnErrorNotAHang(t *testing.T) {
 		t.Fatalf("took %v", took)
 	}
 }
+
+// A repeated call, as after a lost answer, does nothing twice.
+func TestRepeatedCallsAreDoneOnce(t *testing.T) {
+	e := start(t)
+	c := e.local()
+	sb := e.sandbox(c)
+	key := e.newKey("default")
+	move := map[string]any{"sandbox": sb.ID, "from": "/tmp/a", "to": "/tmp/b", "call_id": "m1"}
+	_, err := c.Files(sb.ID, "").Write(t.Context(), "/tmp/a", strings.NewReader("x"), files.WriteOptions{})
+	must(t, err)
+	for range 2 {
+		if status, got := e.post(key, "Files/Move", move); status != http.StatusOK {
+			t.Fatal(status, got)
+		}
+	}
+	move["to"] = "/tmp/c"
+	if status, got := e.post(key, "Files/Move", move); status != http.StatusConflict {
+		t.Fatal(status, got)
+	}
+	p, err := c.Exec(t.Context(), sb.ID, sh("sleep 100"))
+	must(t, err)
+	for range 2 {
+		_, got := e.post(key, "Commands/Kill", map[string]any{"sandbox": sb.ID, "exec": p.ID, "call_id": "k1"})
+		if got["killed"] != true {
+			t.Fatal(got)
+		}
+	}
+}

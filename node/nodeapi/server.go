@@ -78,6 +78,7 @@ type Server struct {
 	mu     sync.Mutex
 	closed bool // nothing is added to wg any more
 
+	answers  answers
 	owners   owners
 	stdins   stdins
 	sessions sessions

@@ -684,7 +684,6 @@ type CreateKeyRequest struct {
 	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`           // default "user"
 	Project       string                 `protobuf:"bytes,3,opt,name=project,proto3" json:"project,omitempty"`     // default "default"
 	Lifetime      float64                `protobuf:"fixed64,4,opt,name=lifetime,proto3" json:"lifetime,omitempty"` // 0: no end
-	CallId        string                 `protobuf:"bytes,5,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -745,13 +744,6 @@ func (x *CreateKeyRequest) GetLifetime() float64 {
 		return x.Lifetime
 	}
 	return 0
-}
-
-func (x *CreateKeyRequest) GetCallId() string {
-	if x != nil {
-		return x.CallId
-	}
-	return ""
 }
 
 type CreateKeyResponse struct {
@@ -889,7 +881,6 @@ func (x *ListKeysResponse) GetKeys() []*Key {
 type RevokeKeyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	CallId        string                 `protobuf:"bytes,2,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -927,13 +918,6 @@ func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
 func (x *RevokeKeyRequest) GetId() string {
 	if x != nil {
 		return x.Id
-	}
-	return ""
-}
-
-func (x *RevokeKeyRequest) GetCallId() string {
-	if x != nil {
-		return x.CallId
 	}
 	return ""
 }
@@ -1035,22 +1019,20 @@ const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\aproject\x18\x04 \x01(\tR\aproject\x124\n" +
 	"\acreated\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
 	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x18\n" +
-	"\arevoked\x18\a \x01(\bR\arevoked\"\x89\x01\n" +
+	"\arevoked\x18\a \x01(\bR\arevoked\"p\n" +
 	"\x10CreateKeyRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x18\n" +
 	"\aproject\x18\x03 \x01(\tR\aproject\x12\x1a\n" +
-	"\blifetime\x18\x04 \x01(\x01R\blifetime\x12\x17\n" +
-	"\acall_id\x18\x05 \x01(\tR\x06callId\"K\n" +
+	"\blifetime\x18\x04 \x01(\x01R\blifetime\"K\n" +
 	"\x11CreateKeyResponse\x12\x1e\n" +
 	"\x03key\x18\x01 \x01(\v2\f.dsec.v1.KeyR\x03key\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\tR\x06secret\"\x11\n" +
 	"\x0fListKeysRequest\"4\n" +
 	"\x10ListKeysResponse\x12 \n" +
-	"\x04keys\x18\x01 \x03(\v2\f.dsec.v1.KeyR\x04keys\";\n" +
+	"\x04keys\x18\x01 \x03(\v2\f.dsec.v1.KeyR\x04keys\"\"\n" +
 	"\x10RevokeKeyRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
-	"\acall_id\x18\x02 \x01(\tR\x06callId\"-\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"-\n" +
 	"\x11RevokeKeyResponse\x12\x18\n" +
 	"\aexisted\x18\x01 \x01(\bR\aexisted2\xb0\x01\n" +
 	"\x06System\x123\n" +
