@@ -295,11 +295,14 @@ func (e *env) run(t *testing.T, dir *os.File, uid, script string, layers ...laye
 	return out.String(), err
 }
 
-func (e *env) want(t *testing.T, dir *os.File, uid, script, want string, layers ...layer.Local) {
+// check is a script and what it prints.
+type check struct{ uid, script, want string }
+
+func (e *env) want(t *testing.T, dir *os.File, c check, layers ...layer.Local) {
 	t.Helper()
-	out, err := e.run(t, dir, uid, script, layers...)
-	if err != nil || out != want {
-		t.Errorf("%s\n got %q, %v\nwant %q", script, out, err, want)
+	out, err := e.run(t, dir, c.uid, c.script, layers...)
+	if err != nil || out != c.want {
+		t.Errorf("%s\n got %q, %v\nwant %q", c.script, out, err, c.want)
 	}
 }
 
@@ -312,15 +315,15 @@ func TestLayersStackInOrderWithMappedIDs(t *testing.T) {
 			must(t, os.Chown(d+"/b", 1000, 1000))
 		})
 		dir := newDir(t)
-		e.want(t, dir, "0", "cat a; stat -c ' %u:%g' a b; echo new > /n; rm /b; test -e b || echo gone",
-			"top 0:0\n 1000:1000\ngone\n", base, top)
+		e.want(t, dir, check{"0", "cat a; stat -c ' %u:%g' a b; echo new > /n; rm /b; test -e b || echo gone",
+			"top 0:0\n 1000:1000\ngone\n"}, base, top)
 		var st unix.Stat_t
 		must(t, unix.Fstatat(int(dir.Fd()), "upper/n", &st, 0))
 		if st.Uid != testBase || st.Gid != testBase {
 			t.Errorf("new file belongs to %d:%d on the host, want %d", st.Uid, st.Gid, testBase)
 		}
 		// A volatile overlay can be stacked again on what it left.
-		e.want(t, dir, "0", "cat n; test -e b || echo gone", "new\ngone\n", base, top)
+		e.want(t, dir, check{"0", "cat n; test -e b || echo gone", "new\ngone\n"}, base, top)
 		if info, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(info), "erofs") && strings.Contains(string(info), t.Name()) {
 			t.Errorf("mounts show in our namespace: %v", err)
 		}
@@ -346,19 +349,22 @@ func TestOverlayOptionsServeOrdinaryTools(t *testing.T) {
 				t.Fatalf("setcap: %v: %s", err, out)
 			}
 		})
-		for _, c := range []struct{ name, uid, script, want string }{
-			{"rename of a lower directory", "0", "mv /lower/dir /lower/moved && cat /lower/moved/f", "f"},
-			{"inode numbers are stable over copy-up", "0", "a=$(stat -c %i /lower/dir/f); echo >> /lower/dir/f; b=$(stat -c %i /lower/dir/f); test $a = $b && echo same", "same\n"},
-			{"one device for the whole tree", "0", "test $(stat -c %d /h1) = $(stat -c %d /lower) && echo same", "same\n"},
-			{"hard links of a layer are one inode", "0", "test $(stat -c %i /h1) = $(stat -c %i /h2) && stat -c %h /h1", "2\n"},
-			{"hard link in the upper", "0", "ln /h1 /h3 && echo two > /h3 && cat /h1", "two\n"},
-			{"without privilege", "1000", "touch /tmp/f; chown 0 /tmp/f 2>/tmp/err || echo refused", "refused\n"},
-			{"setuid", "1000", "/bin/euid; chmod 700 /bin/euid 2>/tmp/err || echo refused", "0\nrefused\n"},
-			{"file capabilities as non-root", "1000", "touch /tmp/f; /cap/chown 0 /tmp/f && stat -c %u /tmp/f", "0\n"},
-			{"file capabilities after copy-up", "0", "touch /cap/busybox; ln /cap/busybox /cap/b2; touch -h /tmp/g; /cap/chown 5 /tmp/g; stat -c %u /tmp/g", "5\n"},
+		for _, c := range []struct {
+			name string
+			check
+		}{
+			{"rename of a lower directory", check{"0", "mv /lower/dir /lower/moved && cat /lower/moved/f", "f"}},
+			{"inode numbers are stable over copy-up", check{"0", "a=$(stat -c %i /lower/dir/f); echo >> /lower/dir/f; b=$(stat -c %i /lower/dir/f); test $a = $b && echo same", "same\n"}},
+			{"one device for the whole tree", check{"0", "test $(stat -c %d /h1) = $(stat -c %d /lower) && echo same", "same\n"}},
+			{"hard links of a layer are one inode", check{"0", "test $(stat -c %i /h1) = $(stat -c %i /h2) && stat -c %h /h1", "2\n"}},
+			{"hard link in the upper", check{"0", "ln /h1 /h3 && echo two > /h3 && cat /h1", "two\n"}},
+			{"without privilege", check{"1000", "touch /tmp/f; chown 0 /tmp/f 2>/tmp/err || echo refused", "refused\n"}},
+			{"setuid", check{"1000", "/bin/euid; chmod 700 /bin/euid 2>/tmp/err || echo refused", "0\nrefused\n"}},
+			{"file capabilities as non-root", check{"1000", "touch /tmp/f; /cap/chown 0 /tmp/f && stat -c %u /tmp/f", "0\n"}},
+			{"file capabilities after copy-up", check{"0", "touch /cap/busybox; ln /cap/busybox /cap/b2; touch -h /tmp/g; /cap/chown 5 /tmp/g; stat -c %u /tmp/g", "5\n"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
-				e.want(t, newDir(t), c.uid, c.script, c.want, base)
+				e.want(t, newDir(t), c.check, base)
 			})
 		}
 	})
@@ -374,10 +380,10 @@ func TestDeviceNodesOfALayerOpenNothing(t *testing.T) {
 			must(t, unix.Mknod(d+"/mem", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 1))))
 			must(t, unix.Mknod(d+"/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 		})
-		e.want(t, newDir(t), "0", `for f in block mem null; do head -c 1 /$f 2>/tmp/err && echo opened $f; done
+		e.want(t, newDir(t), check{"0", `for f in block mem null; do head -c 1 /$f 2>/tmp/err && echo opened $f; done
 			mknod /own b 254 0 2>/tmp/err && echo made; cp -a /null /copy 2>/tmp/err; head -c 1 /copy 2>/tmp/err && echo opened copy
 			ln /null /hard && head -c1 /hard 2>/tmp/err && echo opened link
-			echo done`, "done\n", base)
+			echo done`, "done\n"}, base)
 	})
 }
 
@@ -508,7 +514,7 @@ func TestManyLayers(t *testing.T) {
 				must(t, os.WriteFile(fmt.Sprintf("%s/f%d", d, i), []byte("x"), 0o644))
 			}))
 		}
-		e.want(t, newDir(t), "0", "cat /f*", strings.Repeat("x", dsec.MaxLayers), layers...)
+		e.want(t, newDir(t), check{"0", "cat /f*", strings.Repeat("x", dsec.MaxLayers)}, layers...)
 	})
 }
 
@@ -522,7 +528,7 @@ func TestUpperOnAdmittedMount(t *testing.T) {
 		must(t, unix.Mkdirat(int(pool.Fd()), "s1", 0o700))
 		dir, err := linux.OpenBeneath(pool, "s1", unix.O_RDONLY|unix.O_DIRECTORY)
 		must(t, err)
-		e.want(t, dir, "0", "echo hi > /f; cat /f", "hi\n", busyboxLayer(t, nil))
+		e.want(t, dir, check{"0", "echo hi > /f; cat /f", "hi\n"}, busyboxLayer(t, nil))
 		dir.Close()
 		must(t, k.Drop(t.Context(), "pool"))
 	})

@@ -169,11 +169,7 @@ func (r *Root) handles(path string, g *Group) (*Handles, error) {
 	if r.layout.version == V2 {
 		return h, nil
 	}
-	s := g.current()
-	for _, t := range []struct{ controller, group string }{
-		{"memory", g.name}, {"cpu", g.name}, {"pids", g.name},
-		{"cpuset", cpusGroup(s.CPUs)}, {"devices", devicesGroup(s.Limits.Devices)},
-	} {
+	for _, t := range g.v1Groups() {
 		f, err := r.v1[t.controller].open(t.group+"/tasks", unix.O_WRONLY)
 		if err != nil {
 			h.Close()

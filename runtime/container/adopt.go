@@ -45,6 +45,11 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[stri
 	if errors.Is(err, os.ErrNotExist) { // killed before the first step was done
 		return r.removeState(id, nil)
 	}
+	if errors.Is(err, dsec.Corrupt.Err()) {
+		// Killed in its first step, or the machine lost power, and then its disk is garbage too.
+		r.log.Error("remove a sandbox whose state is broken", "sandbox", id, "err", err)
+		return r.remove(ctx, r.reserve(id))
+	}
 	if err != nil {
 		return err
 	}

@@ -146,8 +146,6 @@ func (r *Runtime) Tier() dsec.Tier { return dsec.TierContainer }
 
 func (r *Runtime) dir(id dsec.SandboxID) string { return filepath.Join(r.cfg.Dir, string(id)) }
 
-func (r *Runtime) spool(id dsec.SandboxID) string { return filepath.Join(r.dir(id), spoolDir) }
-
 // List tells of every sandbox, those being made or removed included.
 func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
 	all := r.all()

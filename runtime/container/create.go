@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -158,11 +159,8 @@ func (b *build) state() lifecycle.Step {
 		}
 		b.rec.UID = uid
 		dir := b.r.dir(b.sb.id)
-		err = os.Mkdir(dir, 0o700)
-		if err == nil {
-			if err = os.Mkdir(b.r.spool(b.sb.id), 0o700); err == nil {
-				err = writeRecord(dir, b.rec)
-			}
+		if err = os.Mkdir(dir, 0o700); err == nil {
+			err = writeNewRecord(dir, b.rec)
 		}
 		if err != nil {
 			b.r.uids.give(uid, b.sb.id)
@@ -176,8 +174,12 @@ func (b *build) state() lifecycle.Step {
 }
 
 func (r *Runtime) removeState(id dsec.SandboxID, rec *record) error {
-	if err := os.RemoveAll(r.dir(id)); err != nil {
-		return dsec.E(dsec.Internal, "remove state of sandbox", string(id), err)
+	dir := r.dir(id)
+	// Two calls instead of a walk, where nothing else is in it.
+	if err := errors.Join(os.Remove(filepath.Join(dir, stateFile)), os.Remove(dir)); err != nil {
+		if err := os.RemoveAll(dir); err != nil {
+			return dsec.E(dsec.Internal, "remove state of sandbox", string(id), err)
+		}
 	}
 	if rec != nil {
 		r.uids.give(rec.UID, id)
@@ -245,11 +247,7 @@ func (b *build) spawn(ctx context.Context) (err error) {
 	b.sb.mu.Lock()
 	g := b.sb.group
 	b.sb.mu.Unlock()
-	spec, err := b.r.spawnSpec(string(b.sb.id), g, b.rec.UID)
-	if err != nil {
-		return err
-	}
-	b.shell, err = b.r.hold.Spawn(ctx, spec)
+	b.shell, err = b.r.hold.Spawn(ctx, spawnSpec(string(b.sb.id), g, b.rec.UID))
 	return err
 }
 

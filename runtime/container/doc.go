@@ -9,7 +9,7 @@
 // found and removed whatever happened:
 //
 //	<Dir>/<id>/state    record of what was asked for; written first, removed last
-//	<Dir>/<id>/spool/   kept output of its commands
+//	<Dir>/<id>/*.out    kept output of its commands, *.err likewise
 //	disk pool <id>      upper and work directory, owned by its uid range
 //	control group <id>  limits, accounts, the device wall
 //	hold <id>           PID 1, commands, namespaces

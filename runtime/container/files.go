@@ -123,16 +123,13 @@ func (r *Runtime) helper(ctx context.Context, sb *sandbox, shell string, who ide
 	if err != nil {
 		return nil, err
 	}
-	p, err := pathsOf(g, r.groups.Version())
-	if err != nil {
-		return nil, err
-	}
+	p := g.Paths()
 	var caps hold.Caps
 	if who.uid == 0 {
 		caps = hold.Caps{Bounding: fileCaps, Permitted: fileCaps}
 	}
 	sock, err := r.hold.StartFiles(ctx, hold.FilesSpec{Sandbox: shell, UID: who.uid, GID: who.gid, Groups: who.groups,
-		Caps: caps, Cgroup: p.unified, Tasks: p.tasks})
+		Caps: caps, Cgroup: p.Unified, Tasks: p.Tasks})
 	if err != nil {
 		return nil, r.explain("open files of sandbox", sb, err)
 	}
@@ -191,11 +188,8 @@ func (b *build) diskSteps(name string) []lifecycle.Step {
 		{Name: "layers", Do: func(ctx context.Context) error {
 			return b.r.mounts.Use(ctx, name, b.rec.Request.Layers.Layers)
 		}, Undo: func(context.Context) error { b.r.mounts.Unuse(name); return nil }},
-		{Name: "spawn", Do: func(ctx context.Context) error {
-			spec, err := b.r.spawnSpec(name, g, b.rec.UID)
-			if err == nil {
-				b.shell, err = b.r.hold.Spawn(ctx, spec)
-			}
+		{Name: "spawn", Do: func(ctx context.Context) (err error) {
+			b.shell, err = b.r.hold.Spawn(ctx, spawnSpec(name, g, b.rec.UID))
 			return err
 		}, Undo: func(ctx context.Context) error { return b.r.hold.RemoveSandbox(ctx, name) }},
 		{Name: "root", Do: func(context.Context) (err error) {

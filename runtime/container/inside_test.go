@@ -314,7 +314,7 @@ func TestKeptOutputIsWithinTheSandboxsLimit(t *testing.T) {
 		// Not released: what it keeps counts for the next.
 	}
 	var kept int64
-	entries, err := os.ReadDir(w.r.spool(id))
+	entries, err := os.ReadDir(w.r.dir(id))
 	must(t, err)
 	for _, e := range entries {
 		i, err := e.Info()

@@ -577,6 +577,19 @@ func TestProbeSaysWhatWorks(t *testing.T) {
 	}
 }
 
+func TestBrokenStateFileCostsOneSandboxAndNotTheNode(t *testing.T) {
+	w := newWorld(t)
+	good, bad := w.create(t), w.create(t)
+	must(t, os.Truncate(filepath.Join(w.r.dir(bad), stateFile), 10))
+	must(t, w.r.Close())
+	w.openRuntime(t)
+	if list, err := w.r.List(t.Context()); err != nil || len(list) != 1 || list[0].ID != good {
+		t.Errorf("%+v %v", list, err)
+	}
+	must(t, w.r.Destroy(t.Context(), good))
+	w.wantNothing(t)
+}
+
 func TestG13SameIDCreatedConcurrently(t *testing.T) {
 	w := newWorld(t)
 	req := request(t)

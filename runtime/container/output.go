@@ -20,12 +20,12 @@ func (r *Runtime) capOutput(ctx context.Context, sb *sandbox, s *process.Spec) {
 		return
 	}
 	var used int64
-	entries, err := os.ReadDir(r.spool(sb.id))
+	entries, err := os.ReadDir(r.dir(sb.id))
 	if err != nil {
 		r.log.Warn("measure kept output", "sandbox", sb.id, "err", err)
 	}
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil {
+		if info, err := e.Info(); err == nil && e.Name() != stateFile {
 			used += info.Size()
 		}
 	}

@@ -19,10 +19,7 @@ const recordVersion = '1'
 // maxRecord bounds what is read back: a request holds at most 64 layers and 256 KiB of environment.
 const maxRecord = 4 << 20
 
-const (
-	stateFile = "state"
-	spoolDir  = "spool"
-)
+const stateFile = "state"
 
 // record is what survives this process.
 type record struct {
@@ -33,6 +30,9 @@ type record struct {
 	Stopped bool            `json:"stopped"`
 	Last    *runtime.Stats  `json:"last,omitempty"` // when it stopped
 }
+
+// errVersion: another version of dsec wrote it, which is no reason to remove it.
+var errVersion = errors.New("version")
 
 func (r *record) encode() ([]byte, error) {
 	b, err := json.Marshal(r)
@@ -47,7 +47,7 @@ func decodeRecord(b []byte) (*record, error) {
 		return nil, errors.New("not a state file")
 	}
 	if b[0] != recordVersion {
-		return nil, fmt.Errorf("version %q, want %q", b[0], recordVersion)
+		return nil, fmt.Errorf("%w %q, want %q", errVersion, b[0], recordVersion)
 	}
 	r := &record{}
 	if err := json.Unmarshal(b[2:], r); err != nil {
@@ -57,6 +57,16 @@ func decodeRecord(b []byte) (*record, error) {
 		return nil, errors.New("starts and uid have to be positive")
 	}
 	return r, nil
+}
+
+// writeNewRecord writes the first state file. A process that is killed while
+// it does leaves a broken one, of a sandbox that has nothing else yet.
+func writeNewRecord(dir string, r *record) error {
+	b, err := r.encode()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, stateFile), b, 0o600)
 }
 
 // writeRecord replaces the state file. It is not synced: after a power loss
@@ -84,6 +94,9 @@ func readRecord(dir string, id dsec.SandboxID) (*record, error) {
 		return nil, err
 	}
 	r, err := decodeRecord(b)
+	if errors.Is(err, errVersion) {
+		return nil, dsec.E(dsec.Unsupported, "read state of sandbox", string(id), err)
+	}
 	if err != nil {
 		return nil, dsec.E(dsec.Corrupt, "read state of sandbox", string(id), err)
 	}

@@ -93,10 +93,15 @@ func makeDirs(root *os.File, name string, own owner) (*os.File, error) {
 }
 
 // replaceFile puts a new file in place of whatever is there, a link included.
+// Where nothing is and nothing is to be said, nothing is made.
 func replaceFile(dir *os.File, name string, content []byte, own owner) error {
 	fd := int(dir.Fd())
-	if err := unix.Unlinkat(fd, name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+	err := unix.Unlinkat(fd, name, 0)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
+	}
+	if err != nil && len(content) == 0 {
+		return nil
 	}
 	n, err := unix.Openat(fd, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o644)
 	if err != nil {

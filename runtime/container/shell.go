@@ -3,8 +3,6 @@ package container
 import (
 	"context"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,47 +37,11 @@ func groupLimits(l dsec.Limits) cgroup.Limits {
 		Devices: cgroup.DefaultDevices()}
 }
 
-// groupPaths is where a control group is, as the hold wants to know it.
-type groupPaths struct {
-	unified string
-	tasks   []string
-	account hold.Account
-}
-
-func pathsOf(m cgroup.Member, v cgroup.Version) (groupPaths, error) {
-	h, err := m.Handles()
-	if err != nil {
-		return groupPaths{}, err
-	}
-	defer h.Close()
-	p := groupPaths{unified: h.Unified.Name()}
-	for _, f := range h.Tasks {
-		p.tasks = append(p.tasks, f.Name())
-	}
-	if v == cgroup.V2 {
-		p.account = hold.Account{OOM: p.unified + "/memory.events", Limit: p.unified + "/memory.max",
-			Peak: p.unified + "/memory.peak", Throttle: p.unified + "/cpu.stat"}
-		return p, nil
-	}
-	for _, t := range p.tasks {
-		dir := filepath.Dir(t)
-		if _, err := os.Stat(dir + "/memory.oom_control"); err == nil {
-			p.account.OOM, p.account.Limit, p.account.Peak = dir+"/memory.oom_control", dir+"/memory.limit_in_bytes", dir+"/memory.max_usage_in_bytes"
-		}
-		if _, err := os.Stat(dir + "/cpu.cfs_quota_us"); err == nil {
-			p.account.Throttle = dir + "/cpu.stat"
-		}
-	}
-	return p, nil
-}
-
 // spawnSpec describes the shell of that name in a group, with the uids from first.
-func (r *Runtime) spawnSpec(name string, g *cgroup.Group, first uint32) (hold.SpawnSpec, error) {
-	p, err := pathsOf(g, r.groups.Version())
-	if err != nil {
-		return hold.SpawnSpec{}, err
-	}
-	return hold.SpawnSpec{ID: name, UIDBase: first, GIDBase: first, Count: idCount, Cgroup: p.unified, Tasks: p.tasks, Account: p.account}, nil
+func spawnSpec(name string, g *cgroup.Group, first uint32) hold.SpawnSpec {
+	p := g.Paths()
+	return hold.SpawnSpec{ID: name, UIDBase: first, GIDBase: first, Count: idCount, Cgroup: p.Unified, Tasks: p.Tasks,
+		Account: hold.Account{OOM: p.OOM, Limit: p.Limit, Peak: p.Peak, Throttle: p.Throttle}}
 }
 
 // sysctls of a sandbox's own network namespace: what needs privilege only

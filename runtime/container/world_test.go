@@ -74,7 +74,7 @@ func (w *world) open(t testing.TB) {
 	binary, err := embedded.Hold() // static, so that its file helper starts in any root
 	must(t, err)
 	defer binary.Close()
-	w.hold, err = hold.Ensure(ctx, hold.Options{Socket: filepath.Join(w.dir, "hold"), Command: []string{fmt.Sprintf("/proc/self/fd/%d", binary.Fd())}, Log: filepath.Join(w.dir, "hold.log")})
+	w.hold, err = hold.Ensure(ctx, hold.Options{Socket: filepath.Join(w.dir, "hold"), Binary: binary, Log: filepath.Join(w.dir, "hold.log")})
 	must(t, err)
 	o := rootfs.Options{Keeper: w.hold, Linger: time.Hour}
 	if w.plan == "attached" {
