@@ -4,9 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"fmt"
-	"hash"
 	"io"
 	"net"
 	"net/http"
@@ -493,117 +491,6 @@ func TestTwoThousandExecsNeedAHandfulOfConnections(t *testing.T) {
 		t.Fatalf("%d connections, %d wrong", n, bad.Load())
 	}
 	t.Logf("%d execs at once over %d connections", boxes*each, most.Load())
-}
-
-// pattern makes a long stream without holding it.
-type pattern struct {
-	left int64
-	sum  hash.Hash
-}
-
-func (p *pattern) Read(b []byte) (int, error) {
-	if p.left == 0 {
-		return 0, io.EOF
-	}
-	n := int(min(int64(len(b)), p.left))
-	for i := range n {
-		b[i] = byte(p.left>>3) ^ byte(i)
-	}
-	p.sum.Write(b[:n])
-	p.left -= int64(n)
-	return n, nil
-}
-
-func TestFilesGoThroughUnchanged(t *testing.T) {
-	e := start(t)
-	c, ctx := e.local(), t.Context()
-	sb := e.sandbox(c)
-	f := c.Files(sb.ID, "")
-	for _, size := range []int64{0, 17 << 10, 18 << 10, 19 << 10, 50 << 20} {
-		in := &pattern{left: size, sum: sha256.New()}
-		path := fmt.Sprintf("/tmp/up %d", size)
-		info, err := f.Write(ctx, path, in, files.WriteOptions{})
-		if err != nil || info.Size != size {
-			t.Fatalf("%+v, %v", info, err)
-		}
-		out := sha256.New()
-		n, err := f.Read(ctx, path, 0, -1, out)
-		if err != nil || n != size || !bytes.Equal(out.Sum(nil), in.sum.Sum(nil)) {
-			t.Fatalf("%d bytes of %d, %v", n, size, err)
-		}
-	}
-	var part bytes.Buffer
-	if _, err := f.Write(ctx, "/tmp/r", strings.NewReader("0123456789"), files.WriteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.Read(ctx, "/tmp/r", 3, 4, &part); err != nil || part.String() != "3456" {
-		t.Fatalf("%q, %v", part.String(), err)
-	}
-}
-
-func TestFileErrorsKeepTheirClass(t *testing.T) {
-	e := start(t)
-	c, ctx := e.local(), t.Context()
-	sb := e.sandbox(c)
-	f := c.Files(sb.ID, "")
-	_, err := f.Read(ctx, "/etc", 0, -1, io.Discard)
-	wantClass(t, err, dsec.IsADirectory)
-	_, err = f.Read(ctx, "/tmp/https:/x/…%C5%82", 0, -1, io.Discard)
-	wantClass(t, err, dsec.FileNotFound)
-	_, err = f.Write(ctx, "/etc", strings.NewReader("x"), files.WriteOptions{})
-	wantClass(t, err, dsec.IsADirectory)
-	_, err = f.Write(ctx, "/tmp/sum", strings.NewReader("x"), files.WriteOptions{SHA256: strings.Repeat("0", 64)})
-	wantClass(t, err, dsec.Corrupt)
-	_, err = f.Stat(ctx, "/tmp/sum", false)
-	wantClass(t, err, dsec.FileNotFound)
-	must(t, f.Mkdir(ctx, "/tmp/a/b", 0o755, true))
-	wantClass(t, f.Mkdir(ctx, "/tmp/a/b", 0o755, false), dsec.FileExists)
-	must(t, f.Move(ctx, "/tmp/a/b", "/tmp/a/c"))
-	list, err := f.List(ctx, "/tmp/a", 1)
-	if err != nil || len(list) != 1 || list[0].Path != "/tmp/a/c" {
-		t.Fatal(list, err)
-	}
-	must(t, f.Remove(ctx, "/tmp/a", true))
-}
-
-// An upload that breaks off replaces nothing.
-func TestBrokenUploadReplacesNothing(t *testing.T) {
-	e := start(t)
-	c, ctx := e.local(), t.Context()
-	sb := e.sandbox(c)
-	f := c.Files(sb.ID, "")
-	_, err := f.Write(ctx, "/tmp/f", strings.NewReader("old"), files.WriteOptions{})
-	must(t, err)
-	r := io.MultiReader(strings.NewReader(strings.Repeat("n", 1<<20)), broken{})
-	if _, err = f.Write(ctx, "/tmp/f", r, files.WriteOptions{}); err == nil {
-		t.Fatal("a broken upload succeeded")
-	}
-	var got bytes.Buffer
-	if _, err := f.Read(ctx, "/tmp/f", 0, -1, &got); err != nil || got.String() != "old" {
-		t.Fatalf("%q, %v", got.String()[:min(10, got.Len())], err)
-	}
-}
-
-type broken struct{}
-
-func (broken) Read([]byte) (int, error) { return 0, fmt.Errorf("the disk of the caller broke") }
-
-func TestTreesGoThroughAsTar(t *testing.T) {
-	e := start(t)
-	c, ctx := e.local(), t.Context()
-	sb := e.sandbox(c)
-	f := c.Files(sb.ID, "")
-	_, err := f.Write(ctx, "/tmp/t/x/y", strings.NewReader("hello"), files.WriteOptions{Parents: true})
-	must(t, err)
-	var tar bytes.Buffer
-	must(t, f.Download(ctx, "/tmp/t", &tar, files.TreeOptions{}))
-	must(t, f.Mkdir(ctx, "/tmp/u", 0o755, true))
-	must(t, f.Upload(ctx, "/tmp/u", bytes.NewReader(tar.Bytes()), files.TreeOptions{}))
-	var got bytes.Buffer
-	if _, err := f.Read(ctx, "/tmp/u/x/y", 0, -1, &got); err != nil || got.String() != "hello" {
-		t.Fatalf("%q, %v", got.String(), err)
-	}
-	wantClass(t, f.Download(ctx, "/nope", io.Discard, files.TreeOptions{}), dsec.FileNotFound)
 }
 
 // freezer stands between client and gateway; once frozen it passes nothing on
