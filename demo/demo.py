@@ -114,7 +114,7 @@ async def create_burst(client: AsyncClient, args: argparse.Namespace, kinds: lis
             if error is not None:
                 report.wrong.append(f"first command: {error}")
     if boxes:
-        report.memory = max(0, residency.memory_used() - before) / len(boxes)
+        report.memory = (residency.memory_used() - before) / len(boxes)
     return boxes
 
 
@@ -199,7 +199,8 @@ def table(report: Report) -> list[tuple[str, str]]:
             ("create → first command", f"{times(report.alone)} (one at a time)"),
             ("", f"{times(report.burst)} (in the burst of {report.n}, from its request)"),
             ("rollouts", f"{sum(report.kinds.values())} in {report.rollouts_in:.1f} s"),
-            ("host memory", f"{report.memory / 2**20:.2f} MiB for each live sandbox")]
+            ("host memory", f"{report.memory / 2**20:.2f} MiB for each live sandbox" if report.memory > 0 else
+             "not measured: the rest of this machine gave back more meanwhile")]
     if report.touched >= 0:
         size = report.on_disk or image
         rows.append(("image touched", f"{report.touched / 2**20:.1f} of {size / 2**20:.1f} MiB "
