@@ -13,6 +13,8 @@
 // has them, root and a user "user" with uid 1000 and home /home/user in
 // /etc/passwd, and a world-writable /tmp. A layer with a static busybox does.
 //
+// The main process of a sandbox with a Command is the command with id "main".
+//
 // The fake knows just that vocabulary: an interpreter runs it in goroutines
 // over a file system in memory. Its sandboxes live in a Machine, which outlives
 // the Fake opened on it as a real sandbox outlives the agent.

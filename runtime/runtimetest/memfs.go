@@ -245,7 +245,7 @@ func (fs *memFS) put(u user, p string, data []byte, appendTo bool, mode *uint32)
 	before := int64(0)
 	if old != nil {
 		if appendTo {
-			data = append(bytes.Clone(old.data), data...)
+			data = append(old.data, data...) // readers of the old slice do not see more of it
 		}
 		if old.upper {
 			before = int64(len(old.data))

@@ -20,6 +20,7 @@ var endCases = []suiteCase{
 	{"I1_the main process runs out of memory", testMainOOM},
 	{"I1_oom=sandbox ends the sandbox", testOOMSandbox},
 	{"I3_a command killed for memory exits 137", testExecOOM},
+	{"the main process is the command main", testMainCommand},
 	{"the end of the main process is the sandbox's", testMainEnd},
 	{"stop asks the main process first", testStopGrace},
 	{"an exit comes again until it is acknowledged", testExitAgain},
@@ -137,6 +138,22 @@ func testExecOOM(t *testing.T, e *Env) {
 	}
 	if s, err := e.Runtime.Stats(t.Context(), id); err != nil || s.OOMKills < 1 {
 		t.Fatalf("%+v %v", s, err)
+	}
+}
+
+func testMainCommand(t *testing.T, e *Env) {
+	id := e.create(t, func(s *dsec.Spec) { s.Command = []string{"/bin/sh", "-c", "echo up; sleep 300"} })
+	p, err := e.execer(t).Process(t.Context(), id, "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "its output", func() bool { return kept(t, p, process.Stdout) == "up\n" })
+	bad := e.request(t, func(s *dsec.Spec) { s.Command = []string{"/no/such/program"} })
+	e.destroyAtEnd(t, bad.ID)
+	_, err = e.Runtime.Create(t.Context(), bad)
+	wantClass(t, err, "/no/such/program", dsec.FileNotFound)
+	if s, ok := e.status(t, bad.ID); ok {
+		t.Fatalf("left: %+v", s)
 	}
 }
 
