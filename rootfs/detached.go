@@ -71,8 +71,9 @@ func (detached) Overlay(o Overlay) (*os.File, error) {
 // namespace; /dev is a mount of its own.
 const overlayAttrs = unix.MOUNT_ATTR_NODEV
 
-// overlayFS begins an overlay with the options every root has.
+// overlayFS begins an overlay with the options every root has. A uuid of its
+// own would be one more attribute to write, for file handles nobody takes.
 func overlayFS() *linux.FS {
 	return linux.NewFS("overlay").String("redirect_dir", "on").String("xino", "on").
-		String("index", "off").String("metacopy", "off").Flag("volatile")
+		String("index", "off").String("metacopy", "off").String("uuid", "off").Flag("volatile")
 }
