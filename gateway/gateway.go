@@ -94,7 +94,20 @@ type Gateway struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool           // nothing is added to wg any more
+	wg     sync.WaitGroup // of tunnels: Shutdown does not wait for hijacked connections
+}
+
+// enter makes Close wait for the caller's g.wg.Done; false: it is too late.
+func (g *Gateway) enter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed {
+		g.wg.Add(1)
+	}
+	return !g.closed
 }
 
 // New makes a gateway; Serve gives it listeners.
@@ -132,6 +145,9 @@ func (g *Gateway) Serve(l net.Listener) error {
 
 // Close ends the streams with an error, lets short calls finish, and waits.
 func (g *Gateway) Close() error {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
 	g.cancel(errClosed)
 	ctx, stop := context.WithTimeout(context.Background(), closeWithin)
 	defer stop()

@@ -130,6 +130,9 @@ func (g *Gateway) tunnel(w http.ResponseWriter, r *http.Request) error {
 		_ = out.Close()
 	})
 	defer stop()
+	if g.enter() {
+		defer g.wg.Done()
+	}
 	wire.Splice(out, in)
 	return nil
 }

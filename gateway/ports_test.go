@@ -102,6 +102,24 @@ func TestPortsPassHTTPOnWithoutOurKeys(t *testing.T) {
 	}
 }
 
+// On the socket the uid says who one is; Authorization is the server's inside.
+func TestPortsPassForeignTokensOn(t *testing.T) {
+	e := start(t)
+	e.node.web = web(t)
+	sb := e.sandbox(e.local())
+	conn, err := net.Dial("unix", e.socket)
+	must(t, err)
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	fmt.Fprintf(conn, "GET /v1/sandboxes/%s/ports/8000/ HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer theirs\r\n\r\n", sb.ID)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	must(t, err)
+	b, _ := io.ReadAll(resp.Body)
+	if !strings.Contains(string(b), `auth="Bearer theirs"`) {
+		t.Fatalf("%s", b)
+	}
+}
+
 func TestPortsPassWebSocketsOn(t *testing.T) {
 	e := start(t)
 	e.node.web = web(t)

@@ -21,9 +21,9 @@ func (q *quota) take(project string, most int, live func(project string) int) (r
 	if most == 0 {
 		return func() {}, nil
 	}
-	n := live(project)
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	n := live(project) // under the lock: what just became live may count twice for a moment, but is never missed
 	if n+q.reserved[project] >= most {
 		d := wire.Detail(dsec.Errorf(dsec.ResourceExhausted, "create sandbox", project, "the project has %d of %d sandboxes",
 			n+q.reserved[project], most))

@@ -73,6 +73,8 @@ const (
 // fresh is how long what another gateway changed may go unseen.
 const fresh = 10 * time.Second
 
+const reloadWithin = 2 * time.Second
+
 // Keys authenticates by API key. Methods may be called concurrently.
 type Keys struct {
 	store Store
@@ -231,7 +233,9 @@ func (k *Keys) lookup(ctx context.Context, id string) (Key, bool) {
 	}
 	k.mu.Unlock()
 	if stale {
-		_ = k.reload(ctx)
+		ctx, cancel := context.WithTimeout(ctx, reloadWithin)
+		defer cancel()
+		_ = k.reload(ctx) // what was loaded last still holds
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -330,8 +330,9 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
 		_ = out.Close()
 	})
 	defer stop()
-	s.wg.Add(1) // the handler holds a hijacked connection: Shutdown does not wait for it
-	defer s.wg.Done()
+	if s.enter() { // Shutdown does not wait for a hijacked connection
+		defer s.wg.Done()
+	}
 	wire.Splice(out, in)
 	return nil
 }

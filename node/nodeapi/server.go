@@ -174,14 +174,20 @@ func (s *Server) Close() error {
 // spawn runs fn in a goroutine that Close waits for; after Close it does
 // nothing.
 func (s *Server) spawn(fn func()) {
+	if s.enter() {
+		go func() {
+			defer s.wg.Done()
+			fn()
+		}()
+	}
+}
+
+// enter makes Close wait for the caller's s.wg.Done; false: it is too late.
+func (s *Server) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return
+	if !s.closed {
+		s.wg.Add(1)
 	}
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		fn()
-	}()
+	return !s.closed
 }
