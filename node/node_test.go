@@ -298,15 +298,14 @@ func TestExecAndRecord(t *testing.T) {
 		r, err := w.Record(t.Context(), sb.ID)
 		return err == nil && len(r.Outputs) == 1
 	})
-	if _, err := w.Exec(t.Context(), sb.ID, process.Spec{Argv: []string{"sh", "-c", "echo partial; sleep 300"}}); err != nil {
+	p, err := w.Exec(t.Context(), sb.ID, process.Spec{Argv: []string{"sh", "-c", "echo partial; sleep 300"}})
+	if err != nil {
 		t.Fatal(err)
 	}
 	w.until("it has written", func() bool {
-		w.find(sb.ID).mu.Lock()
-		defer w.find(sb.ID).mu.Unlock()
-		return w.find(sb.ID).running == 1
+		head, _, _, err := p.Kept(t.Context(), process.Stdout)
+		return err == nil && len(head) > 0
 	})
-	time.Sleep(20 * time.Millisecond)
 	if _, err := w.Delete(t.Context(), sb.ID, ""); err != nil {
 		t.Fatal(err)
 	}

@@ -176,7 +176,11 @@ func TestAnEndWithoutAnAgentIsToldToTheNext(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(func(s *dsec.Spec) { s.Command = []string{"sh", "-c", "sleep .2; exit 1"} })
 	w.shut()
-	time.Sleep(300 * time.Millisecond) // the command's own time
+	f := w.machine.Open()
+	for list, _ := f.List(t.Context()); list[0].Running; list, _ = f.List(t.Context()) {
+		time.Sleep(5 * time.Millisecond)
+	}
+	_ = f.Close()
 	w.open()
 	w.until("it is stopped", func() bool { return w.stateOf(sb.ID) == dsec.Stopped })
 	if got, _ := w.Get(t.Context(), sb.ID); got.Result.Cause != dsec.CauseCompleted {
