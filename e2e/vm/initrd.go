@@ -12,9 +12,17 @@ import (
 	"strings"
 )
 
-// initScript is PID 1 of the guest.
+// initScript is PID 1 of the guest. The first root file system is mounted over
+// itself and entered like another one: the very first cannot be left by
+// pivot_root.
 const initScript = `#!/bin/busybox sh
-/bin/busybox --install -s /bin
+if [ "$1" != second ]; then
+	/bin/busybox --install -s /bin
+	/bin/mount --bind / /root
+	cd /root
+	/bin/mount --move . /
+	exec /bin/chroot . /init second
+fi
 export PATH=/bin:/sbin HOME=/root TERM=dumb LANG=C.UTF-8
 mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /dev/shm

@@ -58,3 +58,16 @@ func TestNetworks(t *testing.T) {
 	inGuest(t, "github.com/opendsec/dsec/netpolicy/veth", "", Job{Tools: []string{"nft"},
 		Modules: []string{"veth", "nf_tables", "nft_chain_nat", "nft_ct", "nft_masq", "nft_nat", "nft_reject_inet", "nft_fib_inet", "ipv6"}})
 }
+
+// The whole tier: the kernel's oldest mount plan, cgroup v2, quota groups
+// without the simple kind.
+func TestContainerTierConforms(t *testing.T) {
+	ok := inGuest(t, "github.com/opendsec/dsec/runtime/container", everyDay, Job{Disk: 16 << 30, Memory: 4096,
+		Tools:   []string{"mkfs.btrfs", "mkfs.ext4", "mkfs.erofs"},
+		Modules: []string{"erofs", "overlay", "loop", "ext4", "btrfs", "veth", "fuse"}}, "-test.run", "Conformance")
+	if !ok["TestConformance"] {
+		t.Error("the conformance suite did not pass")
+	}
+}
+
+const everyDay = `mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && export TMPDIR=/mnt`

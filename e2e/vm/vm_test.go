@@ -68,6 +68,9 @@ var (
 	skipped = regexp.MustCompile(`(?m)^\s*--- SKIP: (\S+)`)
 )
 
+// guestTime bounds the tests of one package in the guest.
+const guestTime = 8 * time.Minute
+
 // inGuest runs the tests of a package in the guest and returns which passed.
 func inGuest(t *testing.T, pkg, before string, j Job, flags ...string) map[string]bool {
 	t.Helper()
@@ -75,8 +78,11 @@ func inGuest(t *testing.T, pkg, before string, j Job, flags ...string) map[strin
 	files := map[string]string{"/t.test": testBinary(t, pkg)}
 	maps.Copy(files, j.Files)
 	j.Files = files
-	j.Script = before + "\ncd /tmp && /t.test -test.v -test.timeout 8m " + strings.Join(flags, " ") + "\n"
-	r := run(t, k, 10*time.Minute, j)
+	j.Script = before + "\ncd /tmp && /t.test -test.v -test.timeout " + guestTime.String() + " " + strings.Join(flags, " ") + "\n"
+	r := run(t, k, guestTime+2*time.Minute, j)
+	if err := os.WriteFile(filepath.Join(t.ArtifactDir(), "output"), []byte(r.Output), 0o644); err != nil {
+		t.Error(err)
+	}
 	ok := map[string]bool{}
 	for _, m := range passed.FindAllStringSubmatch(r.Output, -1) {
 		ok[m[1]] = true
