@@ -1,6 +1,17 @@
 // Package node is one machine: the lifecycles of its sandboxes, the budgets
 // they are admitted against, the ledger that is the truth about them, their
 // records after the end, and recovery.
+//
+// A change is written to the ledger before it is told to anybody. What was begun
+// is finished or undone, by this process or the next one: the caller going away
+// does not stop it half-way, except for a Create without a call id, which is
+// undone. Calls on one sandbox take turns, calls on different ones do not meet.
+//
+// A sandbox ends when somebody stops or deletes it, when its main process ends,
+// when its mechanism says so, or when a lifetime is over. A running command and
+// an attached client (Attach, an open port, a file transfer) stop the idle
+// clock; every expiry is announced by an event. The disk of a stopped or failed
+// sandbox is kept for its retention time; then only the record is left.
 package node
 
 import (
@@ -65,7 +76,9 @@ type Service interface {
 	Commit(ctx context.Context, id dsec.SandboxID, tag string, callID string) (digest string, err error)
 }
 
-// Inside is what reaches into a sandbox.
+// Inside is what reaches into a sandbox. Exec and Dial resume a paused sandbox
+// first. Once a sandbox has ended, stopped included, they err with SandboxGone;
+// Files works on a disk that is still kept.
 type Inside interface {
 	Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error)
 	Process(ctx context.Context, id dsec.SandboxID, exec string) (process.Process, error)
