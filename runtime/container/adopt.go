@@ -33,11 +33,25 @@ func (r *Runtime) adopt(ctx context.Context) error {
 		if err != nil {
 			continue // not ours
 		}
-		if err := r.adoptOne(ctx, id, held); err != nil {
+		err = r.adoptOne(ctx, id, held)
+		switch dsec.ClassOf(err) {
+		case "":
+		case dsec.Unsupported, dsec.Unavailable, dsec.Canceled, dsec.Timeout: // of another version, or no hold to ask
 			return err
+		default:
+			r.lose(id, err)
 		}
 	}
 	return r.removeStrays(ctx, held)
+}
+
+// lose gives up a sandbox that cannot be taken over: one is not worth the node.
+func (r *Runtime) lose(id dsec.SandboxID, err error) {
+	r.log.Error("sandbox of an earlier process cannot be taken over", "sandbox", id, "err", err)
+	sb := r.reserve(id)
+	sb.setPhase(running)
+	r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,
+		Evidence: []string{"the node agent restarted and could not take the sandbox over: " + err.Error()}})
 }
 
 func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[string]hold.SandboxInfo) error {

@@ -63,8 +63,8 @@ type Runtime struct {
 
 	mu        sync.Mutex
 	sandboxes map[dsec.SandboxID]*sandbox
-	unsent    []runtime.Exit // waiting for the receiver of exits
-	wake      chan struct{}  // has an element when unsent grew
+	unsent    []*runtime.Exit // waiting for the receiver of exits
+	wake      chan struct{}   // has an element when unsent changed
 }
 
 // errClosed is why work of a closed Runtime ends.

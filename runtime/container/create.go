@@ -128,6 +128,7 @@ func (r *Runtime) reserve(id dsec.SandboxID) *sandbox {
 
 // forget takes a sandbox of which nothing is left out of the map.
 func (r *Runtime) forget(sb *sandbox) {
+	r.acknowledge(sb.id)
 	sb.closeServices()
 	sb.closeRoot()
 	sb.mu.Lock()

@@ -17,15 +17,10 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 		return err
 	}
 	sb := r.reserve(id)
-	if sb.getPhase() != absent {
-		// Ends what is in flight before its turn comes; a creation under way is waited for.
-		sb.mu.Lock()
-		if sb.phase == running || sb.phase == ended {
-			sb.phase = removing
-		}
-		sb.mu.Unlock()
-	}
+	// Ends what is in flight before its turn comes; a creation under way is waited for.
+	undo := sb.announceRemoval()
 	if err := sb.lock(ctx, op); err != nil {
+		undo()
 		return err
 	}
 	defer sb.unlock()
@@ -41,6 +36,25 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 		return r.wrap(op, id, err)
 	}
 	return nil
+}
+
+// announceRemoval makes calls into a running sandbox fail from now on. The
+// undo is for a removal that does not get its turn.
+func (sb *sandbox) announceRemoval() (undo func()) {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	was := sb.phase
+	if was != running && was != ended {
+		return func() {}
+	}
+	sb.phase = removing
+	return func() {
+		sb.mu.Lock()
+		defer sb.mu.Unlock()
+		if sb.phase == removing {
+			sb.phase = was
+		}
+	}
 }
 
 // remove is all the undos of creation, by name. The state goes last, when
@@ -130,6 +144,7 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
 		return dsec.E(dsec.Internal, "write state of sandbox", id, err)
 	}
+	r.acknowledge(sb.id)
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
 	sb.rec, sb.group, sb.phase, sb.exit, sb.paused, sb.stopping = &rec, nil, stopped, nil, false, false

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -61,6 +62,9 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	if len(s.Argv) == 0 || s.Argv[0] == "" {
 		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.id), "no program")
 	}
+	if s.Cwd != "" && !path.IsAbs(s.Cwd) {
+		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.id), "working directory %s is not absolute", dsec.Quote(s.Cwd))
+	}
 	req := sb.record().Request
 	spec, image := req.Spec, req.Layers.Config
 	who, err := r.identify(ctx, sb, first(s.User, spec.User, image.User))
@@ -76,7 +80,7 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	sb.mu.Unlock()
 	e := hold.ExecSpec{Sandbox: string(sb.id), Spec: s,
 		Env: environment(who, s.PTY != nil, locale, image.Env, spec.Env, s.Env),
-		Cwd: first(s.Cwd, spec.Workdir, image.Workdir, "/"),
+		Cwd: first(s.Cwd, spec.Workdir, path.Join("/", image.Workdir)),
 		UID: who.uid, GID: who.gid, Groups: who.groups,
 		Caps: capsFor(who.uid, confine.Capabilities(profile)), NoNewPrivs: spec.NoNewPrivs,
 		Seccomp: r.programs[profile], OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}

@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"fmt"
+	"slices"
 	"syscall"
 	"time"
 
@@ -21,23 +22,19 @@ func (r *Runtime) sendExits() {
 	for {
 		r.mu.Lock()
 		var next *runtime.Exit
+		var to chan<- runtime.Exit // nil: nothing to send, and a nil channel is never ready
 		if len(r.unsent) > 0 {
-			next = &r.unsent[0]
+			next, to = r.unsent[0], r.exits
+		} else {
+			next = &runtime.Exit{}
 		}
 		r.mu.Unlock()
-		if next == nil {
-			select {
-			case <-r.wake:
-				continue
-			case <-r.life.Done():
-				return
-			}
-		}
 		select {
-		case r.exits <- *next:
+		case to <- *next:
 			r.mu.Lock()
-			r.unsent = r.unsent[1:]
+			r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x == next })
 			r.mu.Unlock()
+		case <-r.wake: // it grew, or what is first was acknowledged
 		case <-r.life.Done():
 			return
 		}
@@ -158,8 +155,20 @@ func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
 
 func (r *Runtime) report(x runtime.Exit) {
 	r.mu.Lock()
-	r.unsent = append(r.unsent, x)
+	r.unsent = append(r.unsent, &x)
 	r.mu.Unlock()
+	r.kick()
+}
+
+// acknowledge drops the report of a sandbox that was not received yet.
+func (r *Runtime) acknowledge(id dsec.SandboxID) {
+	r.mu.Lock()
+	r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x.ID == id })
+	r.mu.Unlock()
+	r.kick()
+}
+
+func (r *Runtime) kick() {
 	select {
 	case r.wake <- struct{}{}:
 	default:

@@ -577,6 +577,34 @@ func TestProbeSaysWhatWorks(t *testing.T) {
 	}
 }
 
+func TestDestroyThatIsCancelledWhileItWaitsChangesNothing(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t)
+	sb := w.r.sandboxes[id]
+	must(t, sb.lock(t.Context(), "hold up"))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := w.r.Destroy(ctx, id); !errors.Is(err, dsec.Timeout.Err()) {
+		t.Errorf("%v", err)
+	}
+	sb.unlock()
+	w.want(t, id, "echo alive", "alive\n")
+}
+
+func TestSandboxThatCannotBeTakenOverIsReportedAndDestroyable(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t)
+	must(t, w.r.Close())
+	must(t, w.hold.KillSandbox(t.Context(), string(id)))
+	must(t, w.groups.Remove(t.Context(), string(id)))
+	w.openRuntime(t)
+	if x := w.exitOf(t, id); x.Cause != dsec.CauseInfraNodeLost || x.By != dsec.InducedByPlatform {
+		t.Errorf("%+v", x)
+	}
+	must(t, w.r.Destroy(t.Context(), id))
+	w.wantNothing(t)
+}
+
 func TestBrokenStateFileCostsOneSandboxAndNotTheNode(t *testing.T) {
 	w := newWorld(t)
 	good, bad := w.create(t), w.create(t)

@@ -40,8 +40,8 @@ func (b *build) setup(context.Context) error {
 			return diskError("write", "/etc/"+f.name, err)
 		}
 	}
-	for _, dir := range []string{image.Workdir, spec.Workdir} {
-		if !path.IsAbs(dir) {
+	for _, dir := range []string{path.Join("/", image.Workdir), first(spec.Workdir, "/")} {
+		if dir == "/" {
 			continue
 		}
 		d, err := makeDirs(b.root, dir, own)
