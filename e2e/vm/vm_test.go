@@ -107,7 +107,7 @@ func TestGuestIsLinux61WithPureCgroupV2(t *testing.T) {
 
 func TestHangingScriptEndsWithTheContext(t *testing.T) {
 	k := kernel(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	r, err := k.Run(ctx, Job{Script: "echo begun; sleep 10000"})
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(r.Output, "begun") {

@@ -1,0 +1,198 @@
+package machine
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/process"
+)
+
+func TestA25_ASignalReachesTheCommandItWasMeantForOrNobody(t *testing.T) {
+	h := start(t)
+	id := h.create(nil)
+	first, err := h.Exec(t.Context(), id, process.Spec{Argv: []string{"/bin/true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	other, err := h.Exec(t.Context(), id, process.Spec{Argv: []string{"/bin/sleep", "600"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Signal(t.Context(), int(syscall.SIGKILL)); dsec.ClassOf(err) != dsec.IllegalState {
+		t.Errorf("signal to an ended command: %v", err)
+	}
+	if killed, err := first.Kill(t.Context()); err != nil || killed {
+		t.Errorf("kill of an ended command: %v, %v", killed, err)
+	}
+	if err := other.Signal(t.Context(), int(syscall.SIGTERM)); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := other.Wait(t.Context()); err != nil || r.ExitCode != 128+int(syscall.SIGTERM) {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// B11: an image with one static program, no shell, and a WORKDIR it does not have.
+func TestB11_AWorkingDirectoryThatIsMissingIsMade(t *testing.T) {
+	h := start(t)
+	root := filepath.Join(t.TempDir(), "layout")
+	l, err := tarball.LayerFromFile(oneProgram(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(empty.Image, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf.Config.WorkingDir, conf.OS, conf.Architecture = "/app/deep", "linux", "amd64"
+	conf.Config.Env = []string{"FROM_IMAGE=yes"}
+	if img, err = mutate.ConfigFile(img, conf); err != nil {
+		t.Fatal(err)
+	}
+	p, err := layout.Write(root, empty.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.AppendImage(img); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Import(t.Context(), "oci:"+root, "static", nil); err != nil {
+		t.Fatal(err)
+	}
+	id := h.create(func(s *dsec.Spec) { s.Image = "static" })
+	var out bytes.Buffer
+	r, err := h.Run(t.Context(), id, process.Spec{Argv: []string{"/prog", "pwd"}}, &out, &out)
+	if err != nil || r.ExitCode != 0 || out.String() != "/app/deep\n" {
+		t.Errorf("%q, %+v, %v", out.String(), r, err)
+	}
+}
+
+// oneProgram is a tar of busybox alone.
+func oneProgram(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	text, err := os.ReadFile("/bin/busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "prog"), text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "prog.tar")
+	if msg, err := exec.Command("tar", "-C", dir, "-cf", out, "prog").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, msg)
+	}
+	return out
+}
+
+func TestB18_ALongHostNameIsShortened(t *testing.T) {
+	h := start(t)
+	id := h.create(func(s *dsec.Spec) { s.Hostname = strings.Repeat("x", 200) })
+	if out, _ := h.sh(id, "hostname"); out != strings.Repeat("x", 63)+"\n" {
+		t.Errorf("host name %q", out)
+	}
+}
+
+func TestC8_KeptOutputIsBoundedOnDisk(t *testing.T) {
+	h := start(t)
+	id := h.create(nil)
+	size := 64 << 20
+	if long {
+		size = 5 << 30
+	}
+	p, err := h.Exec(t.Context(), id, process.Spec{Argv: []string{"/bin/head", "-c", strconv.Itoa(size), "/dev/zero"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := p.Wait(t.Context())
+	if err != nil || r.Stdout.Total != int64(size) || !r.Stdout.Truncated {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	var used int64
+	err = filepath.WalkDir(filepath.Join(h.dir, "data", "sandboxes"), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			if st, err := d.Info(); err == nil {
+				used += st.Size()
+			}
+		}
+		return nil
+	})
+	if err != nil || used > 8<<20 {
+		t.Errorf("%d bytes of kept output on disk, %v", used, err)
+	}
+}
+
+func TestD16_WhatWasWrittenIsThereAfterStopAndStart(t *testing.T) {
+	h := start(t)
+	id := h.create(func(s *dsec.Spec) { s.Limits.Disk = 256 << 20 })
+	body := bytes.Repeat([]byte("0123456789abcdef"), 100<<20/16)
+	fs := h.Files(id, "")
+	if _, err := fs.Write(t.Context(), "/root/big", bytes.NewReader(body), files.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	want, _ := h.sh(id, "sha256sum /root/big")
+	if _, err := h.Stop(t.Context(), id, ""); err != nil {
+		t.Fatal(err)
+	}
+	sb, err := h.Start(t.Context(), id)
+	if err != nil || sb.Starts != 2 || sb.ID != id {
+		t.Fatalf("%+v, %v", sb, err)
+	}
+	if got, _ := h.sh(id, "sha256sum /root/big"); got != want || got == "" {
+		t.Errorf("before %q, after %q", want, got)
+	}
+}
+
+func TestI5_TheAgentIsNeverTheVictim(t *testing.T) {
+	h := start(t)
+	id := h.create(func(s *dsec.Spec) { s.Limits.Memory = 32 << 20 })
+	var adj int
+	out, _ := h.sh(id, "cat /proc/self/oom_score_adj")
+	if _, err := fmt.Sscan(out, &adj); err != nil || adj < 500 {
+		t.Errorf("commands in a sandbox have oom_score_adj %q", out)
+	}
+	for _, pid := range []int{h.child("node"), h.child("gateway"), h.holdPID()} {
+		var ours int
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fmt.Sscan(string(text), &ours); err != nil || ours >= adj {
+			t.Errorf("process %d has oom_score_adj %q, sandboxes %d", pid, text, adj)
+		}
+	}
+	node, hold := h.child("node"), h.holdPID()
+	r, err := h.Run(t.Context(), id, process.Spec{Argv: []string{"/bin/tail", "/dev/zero"}, Timeout: time.Minute}, nil, nil)
+	if err != nil || !r.OOM || r.ExitCode != 137 || r.OOMLimit != 32<<20 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if h.child("node") != node || h.holdPID() != hold || syscall.Kill(node, 0) != nil {
+		t.Error("the agent was hit")
+	}
+	if out, _ := h.sh(id, "echo lives"); out != "lives\n" {
+		t.Errorf("after the kill the sandbox says %q", out)
+	}
+}
