@@ -25,6 +25,14 @@ import (
 	"github.com/opendsec/dsec/runtime"
 )
 
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if base.dir != "" {
+		_ = os.RemoveAll(base.dir)
+	}
+	os.Exit(code)
+}
+
 // world is a machine's worth of what a Runtime needs, of its own.
 type world struct {
 	dir     string
@@ -57,8 +65,8 @@ func newWorld(t testing.TB, options ...func(*world)) *world {
 	for _, o := range options {
 		o(w)
 	}
-	w.open(t)
 	t.Cleanup(func() { w.destroy(t) })
+	w.open(t)
 	return w
 }
 
@@ -110,37 +118,39 @@ func (w *world) close(t testing.TB) {
 	must(t, w.groups.Close())
 }
 
+// destroy takes down what there is, also of a world whose opening failed.
 func (w *world) destroy(t testing.TB) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	list, err := w.r.List(ctx)
-	if err != nil {
-		t.Error(err)
-	}
-	for _, s := range list {
-		if err := w.r.Destroy(ctx, s.ID); err != nil {
+	note := func(err error) {
+		if err != nil {
 			t.Error(err)
 		}
 	}
-	w.wantNothing(t)
+	if w.r != nil {
+		list, err := w.r.List(ctx)
+		note(err)
+		for _, s := range list {
+			note(w.r.Destroy(ctx, s.ID))
+		}
+		w.wantNothing(t)
+		note(w.r.Close())
+	}
 	if t.Failed() {
 		log, _ := os.ReadFile(filepath.Join(w.dir, "hold.log"))
 		t.Logf("hold: %s", tail(log, 2000))
 	}
-	if err := w.r.Close(); err != nil {
-		t.Error(err)
+	if w.mounts != nil {
+		note(w.mounts.Close())
 	}
-	if err := w.mounts.Close(); err != nil {
-		t.Error(err)
+	if w.disks != nil {
+		note(w.disks.Close())
 	}
-	if err := w.disks.Close(); err != nil {
-		t.Error(err)
+	if w.hold != nil {
+		note(w.hold.Shutdown(ctx))
 	}
-	if err := w.hold.Shutdown(ctx); err != nil {
-		t.Error(err)
-	}
-	if err := w.groups.RemoveAll(ctx); err != nil {
-		t.Error(err)
+	if w.groups != nil {
+		note(w.groups.RemoveAll(ctx))
 	}
 }
 
