@@ -12,6 +12,7 @@ import json
 import re
 import xml.etree.ElementTree as xml
 from dataclasses import dataclass
+from typing import Any
 
 from libdsec import AsyncSandbox, ExecTimeout, OutputLimitExceeded, SandboxGone
 
@@ -123,9 +124,9 @@ async def grep(box: AsyncSandbox, pattern: str, directory: str) -> list[tuple[st
     return [(path, int(number)) for path, number, _ in hits]
 
 
-async def run_tests(box: AsyncSandbox, paths: list[str], *more: str) -> dict[str, object]:
+async def run_tests(box: AsyncSandbox, paths: list[str], *more: str) -> dict[str, Any]:
     result = await box.exec([HARNESS, "test", *paths, *more], cwd=REPO, timeout=300)
     if result.status != "exited" or result.exit_code not in (0, 1):
         raise Unexpected(f"tests did not run: exit code {result.exit_code}: {result.stderr.text[-400:]}")
-    report: dict[str, object] = json.loads(result.text)
+    report: dict[str, Any] = json.loads(result.text)
     return report

@@ -101,10 +101,13 @@ class AsyncProcess:
 
     async def write(self, data: bytes | str) -> None:
         """Feeds stdin (the command was started with ``stdin=True``); waits while the command does not read."""
+        await self._write(data, close=False)
+
+    async def _write(self, data: bytes | str, close: bool) -> None:
         raw = data.encode() if isinstance(data, str) else bytes(data)
-        for at in range(0, len(raw), STDIN_PIECE):
+        for at in range(0, max(len(raw), 1 if close else 0), STDIN_PIECE):
             piece = raw[at:at + STDIN_PIECE]
-            request = self._name(data=w.b64(piece))
+            request = self._name(data=w.b64(piece), close=close and at + STDIN_PIECE >= len(raw))
             if self._written is not None:
                 request["offset"] = self._written
             answer = await self._sandbox.client._call("Commands/WriteStdin", request, timeout=3600.0,

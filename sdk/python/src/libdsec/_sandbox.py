@@ -215,8 +215,7 @@ class AsyncSandbox:
 
         async def write() -> None:
             try:
-                await process.write(stdin)
-                await process.close_stdin()
+                await process._write(stdin, close=True)
             except SandboxGone:
                 raise
             except DsecError:
