@@ -107,20 +107,20 @@ func (r *Runtime) complete(rec *record, info hold.SandboxInfo) bool {
 func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.SandboxInfo) error {
 	id := string(sb.id)
 	g, err := r.groups.Group(id)
-	if err != nil {
+	if err != nil && !info.Ended { // a stop that was killed half-way has removed it
 		return err
 	}
 	sb.group, sb.phase = g, running
+	if info.Ended && info.Asked {
+		return r.adoptKilled(ctx, sb, info)
+	}
 	if err := r.mounts.Use(ctx, id, sb.rec.Request.Layers.Layers); err != nil {
 		// The sandbox lives on its own copies of the mounts; only new sandboxes need ours.
 		r.log.Warn("layer mounts of a running sandbox", "sandbox", id, "err", err)
 	}
 	if info.Ended {
-		if !info.Asked {
-			r.end(sb, r.initEnd(sb, info.Signal))
-			return nil
-		}
-		return r.adoptKilled(ctx, sb, info)
+		r.end(sb, r.initEnd(sb, info.Signal))
+		return nil
 	}
 	if r.adoptEnds(ctx, sb, info); sb.phase == ended {
 		return nil

@@ -593,16 +593,35 @@ func TestDestroyThatIsCancelledWhileItWaitsChangesNothing(t *testing.T) {
 
 func TestSandboxThatCannotBeTakenOverIsReportedAndDestroyable(t *testing.T) {
 	w := newWorld(t)
+	good, bad := w.create(t), w.create(t)
+	rec := *w.r.sandboxes[bad].record()
+	rec.UID = w.r.sandboxes[good].record().UID
+	must(t, writeRecord(w.r.dir(bad), &rec))
+	must(t, w.r.Close())
+	w.openRuntime(t)
+	x := <-w.r.Exits()
+	if x.Cause != dsec.CauseInfraNodeLost || x.By != dsec.InducedByPlatform || !strings.Contains(x.Evidence[0], "uid range") {
+		t.Errorf("%+v", x)
+	}
+	must(t, w.r.Destroy(t.Context(), good))
+	must(t, w.r.Destroy(t.Context(), bad))
+	w.wantNothing(t)
+}
+
+func TestStopKilledHalfWayIsFinished(t *testing.T) {
+	w := newWorld(t)
 	id := w.create(t)
+	w.want(t, id, "echo kept > /f", "")
 	must(t, w.r.Close())
 	must(t, w.hold.KillSandbox(t.Context(), string(id)))
 	must(t, w.groups.Remove(t.Context(), string(id)))
 	w.openRuntime(t)
-	if x := w.exitOf(t, id); x.Cause != dsec.CauseInfraNodeLost || x.By != dsec.InducedByPlatform {
-		t.Errorf("%+v", x)
+	if list, err := w.r.List(t.Context()); err != nil || len(list) != 1 || list[0].Running {
+		t.Errorf("%+v %v", list, err)
 	}
-	must(t, w.r.Destroy(t.Context(), id))
-	w.wantNothing(t)
+	_, err := w.r.Start(t.Context(), id)
+	must(t, err)
+	w.want(t, id, "cat /f", "kept\n")
 }
 
 func TestBrokenStateFileCostsOneSandboxAndNotTheNode(t *testing.T) {
