@@ -17,8 +17,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Job is what to run.
@@ -68,6 +70,10 @@ func (k Kernel) Run(ctx context.Context, j Job) (Result, error) {
 		"-append", "console=ttyS0 panic=-1 cgroup_no_v1=all loglevel=5 random.trust_cpu=on",
 		"-drive", "file="+disk+",format=raw,if=virtio,cache=unsafe,discard=unmap",
 		"-serial", "file:"+console, "-serial", "file:"+output)
+	// The guest ends with this process; for the kernel that is the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	said, runErr := cmd.CombinedOutput()
 	r := Result{Console: tail(console), Exit: -1}
 	r.Output, r.Exit, err = parseOutput(output)

@@ -68,6 +68,10 @@ func must[T any](v T, err error) func(testing.TB) T {
 func newLab(t testing.TB) lab {
 	t.Helper()
 	l := lab{testNamespace(t), testNamespace(t)}
+	// New namespaces take over what the machine has.
+	if err := inNamespace(l.node, func() error { return sysctl("net/ipv4/ip_forward", "0") }); err != nil {
+		t.Fatal(err)
+	}
 	node := must(rawSpaceIn(l.node))(t)
 	defer node.Close()
 	outside := must(spaceIn(l.outside))(t)
