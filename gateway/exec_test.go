@@ -454,7 +454,8 @@ func TestTwoThousandExecsNeedAHandfulOfConnections(t *testing.T) {
 	defer s.Close()
 	var wg sync.WaitGroup
 	var bad atomic.Int64
-	live := make(chan struct{}, boxes*each)
+	var live atomic.Int64
+	all := make(chan struct{}) // closed when every exec runs
 	for i := range boxes * each {
 		wg.Add(1)
 		go func() {
@@ -462,18 +463,14 @@ func TestTwoThousandExecsNeedAHandfulOfConnections(t *testing.T) {
 			var out bytes.Buffer
 			r, err := s.Exec(t.Context(), ids[i%boxes], process.Spec{Argv: []string{"cat"}, Stdin: true}, client.ModeStream,
 				func(ch client.Chunk) error { out.Write(ch.Data); return nil })
-			live <- struct{}{}
+			if live.Add(1) == boxes*each {
+				close(all)
+			}
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			for len(live) < boxes*each { // all of them at once
-				select {
-				case <-t.Context().Done():
-					return
-				case <-time.After(20 * time.Millisecond):
-				}
-			}
+			<-all
 			want := fmt.Sprintf("exec %d", i)
 			if err := r.Feed(t.Context(), strings.NewReader(want)); err != nil {
 				t.Error(err)
