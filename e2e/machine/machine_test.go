@@ -59,6 +59,8 @@ type host struct {
 	args []string
 	up   *exec.Cmd
 	log  *lines
+
+	ended <-chan struct{} // closed when up has
 }
 
 var instances atomic.Int32
@@ -99,13 +101,32 @@ func (h *host) serve() {
 	if err := h.up.Start(); err != nil {
 		h.t.Fatal(err)
 	}
-	h.log.await(h.t, "dsec is up", 1)
+	ended := make(chan struct{})
+	go func() {
+		_ = h.up.Wait()
+		close(ended)
+	}()
+	h.ended = ended
+	h.await("dsec is up", 1)
+}
+
+// await waits until the log has a text n times, or dsec up has ended.
+func (h *host) await(s string, n int) {
+	h.t.Helper()
+	eventually(h.t, s+" in the log of dsec up", func() bool {
+		select {
+		case <-h.ended:
+			h.t.Fatalf("dsec up has ended:\n%s", h.log)
+		default:
+		}
+		return h.log.count(s) >= n
+	})
 }
 
 // down ends everything and wants nothing left.
 func (h *host) down() {
 	out, err := exec.Command(binary, append([]string{"down", "--purge"}, h.args...)...).CombinedOutput()
-	_ = h.up.Wait()
+	<-h.ended
 	if err != nil || !bytes.Contains(out, []byte("nothing is left")) {
 		h.t.Errorf("dsec down: %v\n%s\nlog:\n%s", err, out, h.log)
 	}
@@ -140,7 +161,7 @@ func (h *host) kill(name string) {
 	if err := syscall.Kill(h.child(name), syscall.SIGKILL); err != nil {
 		h.t.Fatal(err)
 	}
-	h.log.await(h.t, `"msg":"child ready","name":"`+name+`"`, n+1)
+	h.await(`"msg":"child ready","name":"`+name+`"`, n+1)
 }
 
 func (h *host) image(tag string, root []byte) {
@@ -237,16 +258,6 @@ func (l *lines) String() string {
 }
 
 func (l *lines) count(s string) int { return strings.Count(l.String(), s) }
-
-func (l *lines) await(t *testing.T, s string, n int) {
-	t.Helper()
-	for end := time.Now().Add(60 * time.Second); l.count(s) < n; {
-		if time.Now().After(end) {
-			t.Fatalf("%q is not %d times in the log:\n%s", s, n, l)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
 
 // states of all sandboxes that are not deleted.
 func (h *host) states(ctx context.Context) map[dsec.SandboxID]dsec.State {

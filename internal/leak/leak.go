@@ -64,8 +64,8 @@ func (s Snapshot) processes(match string) {
 			continue
 		}
 		comm, err := os.ReadFile(d + "/comm")
-		if err != nil {
-			continue // it has ended
+		if err != nil || ended(d) {
+			continue
 		}
 		group, _ := os.ReadFile(d + "/cgroup")
 		name := strings.TrimSpace(string(comm))
@@ -76,6 +76,13 @@ func (s Snapshot) processes(match string) {
 			s.add("network namespace", ns)
 		}
 	}
+}
+
+// ended says that a process is only an entry that its parent has not read yet.
+func ended(dir string) bool {
+	stat, err := os.ReadFile(dir + "/stat")
+	_, rest, ok := strings.Cut(string(stat), ") ")
+	return err != nil || !ok || strings.HasPrefix(rest, "Z") || strings.HasPrefix(rest, "X")
 }
 
 func (s Snapshot) mounts() {

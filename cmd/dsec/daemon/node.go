@@ -56,7 +56,7 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 	steps := a.steps(s, log)
 	steps = append(steps,
 		lifecycle.Step{Name: "layers", Do: func(context.Context) (err error) {
-			w := worker.New(worker.Options{Cgroups: a.groups, Log: log})
+			w := worker.New(worker.Options{Exe: self, Cgroups: a.groups, Log: log})
 			if a.store, err = store.Open(s.layerDir(), store.Options{Convert: w.Convert, Log: log}); err != nil {
 				return err
 			}

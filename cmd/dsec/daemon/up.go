@@ -21,6 +21,10 @@ import (
 	"github.com/opendsec/dsec/internal/supervise"
 )
 
+// self is this program for children of any uid, wherever it is: a path below
+// somebody's home would be closed to the gateway.
+const self = "/proc/self/exe"
+
 // How long the children may take.
 const (
 	readyWithin = 2 * time.Minute
@@ -159,10 +163,6 @@ func (s *settings) children(gid int) (children []supervise.Child, closeFiles fun
 		return nil, nil, err
 	}
 	files = append(files, socket)
-	self, err := os.Executable()
-	if err != nil {
-		return nil, nil, err
-	}
 	return []supervise.Child{
 		{Name: "gateway", Argv: []string{self, "gateway"}, Files: []*os.File{order, socket}, UID: s.Gateway.UID, GID: s.Gateway.UID,
 			Ready: readyWithin, Grace: gatewayEnds},
