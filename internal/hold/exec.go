@@ -108,6 +108,8 @@ func (o *stdio) closeOurs() {
 	closeAll([]*os.File{o.in, o.out[0], o.out[1]})
 }
 
+const pipeName = "pipe"
+
 // pipe makes a pipe of which the runtime waits for our end, which is the
 // reading one if read is set.
 func pipe(read bool) (ours, theirs *os.File, err error) {
@@ -122,7 +124,7 @@ func pipe(read bool) (ours, theirs *os.File, err error) {
 		_, _ = unix.Close(p[0]), unix.Close(p[1])
 		return nil, nil, os.NewSyscallError("fcntl", err)
 	}
-	return os.NewFile(uintptr(p[0]), "pipe"), os.NewFile(uintptr(p[1]), "pipe"), nil
+	return os.NewFile(uintptr(p[0]), pipeName), os.NewFile(uintptr(p[1]), pipeName), nil
 }
 
 func (e *execution) connect() (o stdio, err error) {
@@ -155,7 +157,21 @@ func (e *execution) connect() (o stdio, err error) {
 		}
 		o.out[i], o.theirs = r, append(o.theirs, w)
 	}
-	return o, nil
+	return o, e.give(o.theirs)
+}
+
+// give makes pipes the user's, so that a command can open /dev/stdout again.
+func (e *execution) give(theirs []*os.File) error {
+	uid, gid := int(e.sb.spec.UIDBase+e.spec.UID), int(e.sb.spec.GIDBase+e.spec.GID)
+	for _, f := range theirs {
+		if f.Name() != pipeName {
+			continue // the null device stays the host's
+		}
+		if err := f.Chown(uid, gid); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (e *execution) image() (*os.File, error) {

@@ -18,8 +18,7 @@ type command struct {
 	sandbox string
 	spec    process.Spec
 
-	mu    sync.Mutex // one Write at a time
-	stdin *os.File   // our duplicate; nil until the first Write
+	mu sync.Mutex // one Write at a time
 }
 
 func (p *command) ref() wireRef { return wireRef{Sandbox: p.sandbox, Exec: p.spec.ID} }
@@ -68,15 +67,13 @@ func (p *command) Kept(ctx context.Context, s process.Stream) (head, tail []byte
 func (p *command) Write(ctx context.Context, b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.stdin == nil {
-		f, err := p.c.oneFile(ctx, opStdin, p.ref())
-		if err != nil {
-			return 0, err
-		}
-		p.stdin = f
+	// Ours is closed after each Write: who closes stdin may hold another
+	// command of the same exec, and the reader sees the end when all are closed.
+	f, err := p.c.oneFile(ctx, opStdin, p.ref())
+	if err != nil {
+		return 0, err
 	}
-	f := p.stdin
-	_ = f.SetWriteDeadline(never)
+	defer func() { _ = f.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = f.SetWriteDeadline(aLongTimeAgo) })
 	defer stop()
 	n, err := f.Write(b)
@@ -92,17 +89,7 @@ func (p *command) Write(ctx context.Context, b []byte) (int, error) {
 }
 
 func (p *command) CloseStdin(ctx context.Context) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.closeLocked()
 	return p.do(ctx, opCloseStdin)
-}
-
-func (p *command) closeLocked() {
-	if p.stdin != nil {
-		_ = p.stdin.Close()
-		p.stdin = nil
-	}
 }
 
 func (p *command) Resize(ctx context.Context, s process.Size) error {
@@ -124,15 +111,9 @@ func (p *command) Wait(ctx context.Context) (process.Result, error) {
 	if err := p.c.call(ctx, opWait, p.ref(), nil, &w); err != nil {
 		return process.Result{}, err
 	}
-	p.mu.Lock()
-	p.closeLocked()
-	p.mu.Unlock()
 	return w.Result, nil
 }
 
 func (p *command) Release(ctx context.Context) error {
-	p.mu.Lock()
-	p.closeLocked()
-	p.mu.Unlock()
 	return p.do(ctx, opRelease)
 }
