@@ -2,16 +2,20 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/opendsec/dsec/cmd/dsec/daemon"
+	"github.com/opendsec/dsec/cmd/dsec/user"
 	"github.com/opendsec/dsec/internal/version"
 )
 
-// verbs of the command line, in the order in which help shows them.
+// verbs of the machine; those of users are in package user.
 var verbs = []func() *cobra.Command{
-	daemon.Up, daemon.Down, daemon.Gateway, daemon.Node, daemon.Bench,
+	daemon.Up, daemon.Down, daemon.Doctor, daemon.Bench, daemon.Gateway, daemon.Node,
 }
 
 func newRoot() *cobra.Command {
@@ -22,22 +26,20 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	for _, v := range verbs {
+	user.Register(root)
+	for _, v := range slices.Concat(user.Verbs, verbs) {
 		root.AddCommand(v())
 	}
 	return root
 }
 
-// status is an exit code that a verb asks for; its text has been printed.
-type status int
-
-func (s status) Error() string { return "" }
-
-func exitCode(err error) int {
-	if s, ok := errors.AsType[status](err); ok {
-		return int(s)
+// finish prints an error that nobody has printed and returns the exit code.
+func finish(err error) int {
+	if code, ok := errors.AsType[user.ExitCode](err); ok {
+		return int(code)
 	}
 	if err != nil {
+		fmt.Fprintln(os.Stderr, "dsec:", err)
 		return 1
 	}
 	return 0

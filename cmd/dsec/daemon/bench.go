@@ -17,7 +17,6 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/bench"
 	"github.com/opendsec/dsec/image"
-	"github.com/opendsec/dsec/internal/config"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/store"
@@ -34,7 +33,7 @@ type benchFlags struct {
 	network     string
 	peers       []string
 	argv        []string
-	output      string
+	json        bool
 }
 
 // Bench is the verb that measures this machine.
@@ -57,7 +56,6 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 	p.StringVar(&f.network, "network", string(dsec.NetworkNone), "network mode: none, open")
 	p.StringSliceVar(&f.peers, "peers", []string{"runc", "crun"}, "runtimes to measure beside")
 	p.StringSliceVar(&f.argv, "command", []string{"/bin/true"}, "first command")
-	p.StringVarP(&f.output, "output", "o", "table", "table or json")
 	for _, v := range []struct {
 		use, short, example string
 		run                 func(context.Context, *benchFlags, *bed) error
@@ -67,7 +65,10 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 		{"exec", "Round trip of a command beside a plain setns", "sudo dsec bench exec --image rootfs.tar", benchExec},
 	} {
 		c.AddCommand(&cobra.Command{Use: v.use, Short: v.short, Example: "  " + v.example, Args: cobra.NoArgs,
-			RunE: func(c *cobra.Command, _ []string) error { return withBed(c.Context(), &f, v.run) }})
+			RunE: func(c *cobra.Command, _ []string) error {
+				f.json = wantJSON(c)
+				return withBed(c.Context(), &f, v.run)
+			}})
 	}
 	return c
 }
@@ -90,17 +91,12 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	slog.SetDefault(log)
-	dir, err := os.MkdirTemp(f.dir, "dsec-bench-")
+	s, remove, err := temporary("bench", f.dir)
 	if err != nil {
 		return err
 	}
-	s := &settings{Config: config.Default()}
-	s.Instance, s.Data, s.Run = "bench", filepath.Join(dir, "data"), filepath.Join(dir, "run")
-	if err := makeDirs(s); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, removeGroups(context.WithoutCancel(ctx), s), os.RemoveAll(dir)) }()
-	b := &bed{dir: dir}
+	defer func() { err = joinAfter(ctx, err, s, remove) }()
+	b := &bed{dir: filepath.Dir(s.Data)}
 	var layers *store.Store
 	steps := append([]lifecycle.Step{
 		{Name: "layers", Do: func(ctx context.Context) (err error) {
@@ -160,7 +156,7 @@ func benchCreate(ctx context.Context, f *benchFlags, b *bed) error {
 			contenders = append(contenders, c)
 		}
 	}
-	if err := printBench(ctx, f, contenders, "one live sandbox after the other: create, first command, destroy"); err != nil || f.output == "json" {
+	if err := printBench(ctx, f, contenders, "one live sandbox after the other: create, first command, destroy"); err != nil || f.json {
 		return err
 	}
 	fmt.Println()
@@ -174,7 +170,7 @@ func printBench(ctx context.Context, f *benchFlags, contenders []bench.Contender
 	if err != nil {
 		return err
 	}
-	if f.output == "json" {
+	if f.json {
 		return json.NewEncoder(os.Stdout).Encode(samples)
 	}
 	fmt.Printf("%s\nnetwork %s, %d idle sandboxes live, %d cycles × %d rounds, %d CPUs\n\n", title, f.network, f.live, f.cycles, f.rounds, runtime.NumCPU())
@@ -215,7 +211,7 @@ func benchIdle(ctx context.Context, f *benchFlags, b *bed) error {
 	if err != nil {
 		return err
 	}
-	if f.output == "json" {
+	if f.json {
 		return json.NewEncoder(os.Stdout).Encode(m)
 	}
 	fmt.Println(m)

@@ -40,6 +40,8 @@ func (s *settings) register(c *cobra.Command) {
 	c.Flags().StringVar(&s.run, "run", "", "directory of sockets (default from the configuration)")
 }
 
+func defaults() *settings { return &settings{Config: config.Default()} }
+
 // load reads defaults, then the file, then flags, and checks the outcome.
 func (s *settings) load() (err error) {
 	path, must := s.file, true

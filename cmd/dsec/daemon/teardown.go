@@ -72,3 +72,8 @@ func waitGone(ctx context.Context, p *os.Process) error {
 	}
 	return p.Release()
 }
+
+// joinAfter removes what a temporary machine leaves and joins what went wrong.
+func joinAfter(ctx context.Context, err error, s *settings, remove func() error) error {
+	return errors.Join(err, removeGroups(context.WithoutCancel(ctx), s), remove())
+}

@@ -1,0 +1,126 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// Doctor is the verb that says what a machine can do, and why not.
+func Doctor() *cobra.Command {
+	var s settings
+	c := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this machine can and cannot do, and why",
+		Long: `Tries what sandboxes need and prints what is used, or why it cannot be. Asks the
+daemons if they run; else it opens a machine of its own for the moment, which needs
+root. Exits with 1 if a tier cannot work.`,
+		Example: "  sudo dsec doctor\n  dsec doctor -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := s.load(); err != nil {
+				return err
+			}
+			reports, err := examine(c.Context(), &s)
+			if err != nil {
+				return err
+			}
+			if wantJSON(c) {
+				return json.NewEncoder(c.OutOrStdout()).Encode(reports)
+			}
+			return printReports(c.OutOrStdout(), reports)
+		},
+	}
+	s.register(c)
+	return c
+}
+
+// wantJSON looks at the flag that all verbs have.
+func wantJSON(c *cobra.Command) bool {
+	f := c.Flag("output")
+	return f != nil && f.Value.String() == "json"
+}
+
+func examine(ctx context.Context, s *settings) ([]runtime.Report, error) {
+	if _, err := os.Stat(s.socket()); err == nil {
+		c, err := client.New(client.Config{URL: "unix://" + s.socket()})
+		if err != nil {
+			return nil, err
+		}
+		defer c.Close()
+		return c.Doctor(ctx, "")
+	}
+	return probe(ctx)
+}
+
+// probe opens a machine in a directory of its own, looks, and takes it apart.
+func probe(ctx context.Context) (reports []runtime.Report, err error) {
+	if err := needRoot("examine this machine"); err != nil {
+		return nil, err
+	}
+	s, remove, err := temporary("doctor", os.TempDir())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = joinAfter(ctx, err, s, remove) }()
+	var m machine
+	stack, err := lifecycle.Open(ctx, "doctor", m.steps(s, slog.New(slog.DiscardHandler))...)
+	if err != nil {
+		return nil, err
+	}
+	reports = []runtime.Report{m.tier.Probe(ctx)}
+	return reports, m.teardown(context.WithoutCancel(ctx), s, stack)
+}
+
+func printReports(out io.Writer, reports []runtime.Report) error {
+	works := true
+	tw := tabwriter.NewWriter(out, 2, 0, 2, ' ', 0)
+	for _, r := range reports {
+		fmt.Fprintf(tw, "TIER %s\t%s\t\n", r.Tier, map[bool]string{true: "works", false: "DOES NOT WORK"}[r.OK])
+		for _, k := range r.Checks {
+			mark := "yes"
+			switch {
+			case !k.OK && k.Fatal:
+				mark = "NO"
+			case !k.OK:
+				mark = "no"
+			}
+			fmt.Fprintf(tw, "  %s\t%s\t%s\n", k.Name, mark, k.Detail)
+		}
+		works = works && r.OK
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	if !works {
+		return dsec.Errorf(dsec.Unsupported, "examine this machine", "", "a tier cannot work, see above")
+	}
+	return nil
+}
+
+// temporary makes settings of a machine that lives for one command.
+func temporary(instance, dir string) (s *settings, remove func() error, err error) {
+	dir, err = os.MkdirTemp(dir, "dsec-"+instance+"-")
+	if err != nil {
+		return nil, nil, dsec.E(dsec.Internal, "make directory", dir, err)
+	}
+	s = defaults()
+	s.Instance, s.Data, s.Run = instance, filepath.Join(dir, "data"), filepath.Join(dir, "run")
+	if err := makeDirs(s); err != nil {
+		_ = os.RemoveAll(dir)
+		return nil, nil, err
+	}
+	return s, func() error { return os.RemoveAll(dir) }, nil
+}

@@ -1,0 +1,114 @@
+package user
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+)
+
+// Image is the group of verbs for images.
+func Image() *cobra.Command {
+	c := &cobra.Command{
+		Use:     "image",
+		Short:   "Import, list and remove images",
+		Example: "  dsec image import docker.io/library/debian:12\n  dsec image ls",
+	}
+	c.AddCommand(imageImport(), imageLs(), imageRm())
+	return c
+}
+
+func imageImport() *cobra.Command {
+	var tag string
+	c := &cobra.Command{
+		Use:   "import REFERENCE|FILE",
+		Short: "Make a layer of an image",
+		Long: `The server fetches an OCI reference. A file here (docker save, OCI archive or root file
+system tar) is sent to it; "-" is stdin. With a leading "server:" it is a path on the
+server below a root it allows.`,
+		Example:           "  dsec image import docker.io/library/debian:12 --tag debian:12\n  docker save app | dsec image import - --tag app:v1",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
+		RunE: func(c *cobra.Command, args []string) error {
+			return with(c, func(ctx context.Context, cl *client.Client) error {
+				l, err := importFrom(ctx, c, cl, args[0], tag)
+				if err != nil {
+					return err
+				}
+				return showLayer(c, l)
+			})
+		},
+	}
+	c.Flags().StringVar(&tag, "tag", "", "tag that points to it (default: the reference)")
+	return c
+}
+
+func importFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from, tag string) (client.Layer, error) {
+	st, err := os.Stat(from)
+	switch {
+	case from == "-":
+		b := newBar(c, "send", 0, size)
+		defer b.done()
+		return cl.UploadImage(ctx, counting{r: c.InOrStdin(), b: b}, tag)
+	case err == nil && st.Mode().IsRegular():
+		f, err := os.Open(from)
+		if err != nil {
+			return client.Layer{}, hostError("read", from, err)
+		}
+		defer f.Close()
+		b := newBar(c, "send", st.Size(), size)
+		defer b.done()
+		return cl.UploadImage(ctx, counting{r: f, b: b}, tag)
+	case err == nil && strings.ContainsAny(from, "/"):
+		return client.Layer{}, dsec.Errorf(dsec.Invalid, "import image", dsec.Quote(from), "is a directory here; use: dsec layer build --from, or server:%s", from)
+	}
+	b := newBar(c, "import", 0, size)
+	defer b.done()
+	return cl.Import(ctx, strings.TrimPrefix(from, "server:"), tag, b.progress)
+}
+
+func imageLs() *cobra.Command {
+	return &cobra.Command{
+		Use:               "ls",
+		Short:             "List images: layers with a configuration",
+		Example:           "  dsec image ls\n  dsec image ls -o json",
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return with(c, func(ctx context.Context, cl *client.Client) error {
+				return listLayers(ctx, c, cl, func(l client.Layer) bool { return l.Config != nil })
+			})
+		},
+	}
+}
+
+func imageRm() *cobra.Command {
+	return &cobra.Command{
+		Use:               "rm IMAGE...",
+		Short:             "Drop tags, or layers by digest that nobody uses",
+		Example:           "  dsec image rm debian:12",
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: completeLayers,
+		RunE: func(c *cobra.Command, args []string) error {
+			return with(c, func(ctx context.Context, cl *client.Client) error {
+				for _, ref := range args {
+					existed, err := cl.RemoveLayer(ctx, dsec.LayerRef(ref))
+					if err == nil && !existed {
+						err = dsec.Errorf(dsec.NotFound, "remove image", dsec.Quote(ref), "there is none")
+					}
+					if err != nil {
+						return err
+					}
+					if err := show(c, removed{ref, existed}, printLine(ref)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+}

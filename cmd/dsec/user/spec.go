@@ -1,0 +1,126 @@
+package user
+
+import (
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/config"
+)
+
+// specFlags are the flags that describe a sandbox.
+type specFlags struct {
+	spec    dsec.Spec
+	tier    string
+	layers  []string
+	env     []string
+	labels  []string
+	mounts  []string
+	network string
+	oom     string
+	memory  bytesFlag
+	disk    bytesFlag
+	output  bytesFlag
+}
+
+func (s *specFlags) register(c *cobra.Command) {
+	f, p := c.Flags(), &s.spec
+	f.StringVar(&p.Name, "name", "", "name, unique among the live sandboxes of the project")
+	f.StringVar(&s.tier, "tier", string(dsec.TierContainer), "isolation: container")
+	f.StringArrayVar(&s.layers, "layer", nil, "layer above the image, bottom to top (repeat)")
+	f.StringArrayVarP(&s.env, "env", "e", nil, "NAME=VALUE of every command (repeat)")
+	f.StringVarP(&p.User, "user", "u", "", "user of commands: name, uid or uid:gid (default: the image's)")
+	f.StringVarP(&p.Workdir, "workdir", "w", "", "directory of commands (default: the image's)")
+	f.StringVar(&p.Hostname, "hostname", "", "host name (default: the id)")
+	f.StringVar(&s.network, "network", string(dsec.NetworkNone), "none (loopback only) or open")
+	f.Float64Var(&p.Limits.CPU, "cpu", 0, "cores (default: the node's)")
+	f.Var(&s.memory, "memory", "memory, like 512MiB")
+	f.Int64Var(&p.Limits.Pids, "pids", 0, "processes and threads")
+	f.Var(&s.disk, "disk", "writable disk, like 10GiB")
+	f.Var(&s.output, "kept-output", "kept output of all commands, like 64MiB")
+	f.DurationVar(&p.Lifetimes.Idle, "idle", 0, "stop after so long without work")
+	f.DurationVar(&p.Lifetimes.Lifetime, "lifetime", 0, "stop after so long")
+	f.DurationVar(&p.Lifetimes.Retention, "retention", 0, "keep the disk of a stopped sandbox so long")
+	f.StringVar(&p.Profile, "profile", "", "system calls: build or debug (default build)")
+	f.BoolVar(&p.NoNewPrivs, "no-new-privs", false, "refuse setuid programs inside")
+	f.StringVar(&s.oom, "oom", "", "what out of memory ends: exec or sandbox (default exec)")
+	f.StringArrayVar(&s.mounts, "mount", nil, "SOURCE:TARGET, read-only, below a root the node allows (repeat)")
+	f.StringArrayVarP(&s.labels, "label", "l", nil, "NAME=VALUE (repeat)")
+	f.StringVar(&p.RolloutKey, "rollout", "", "key that groups what belongs to one rollout")
+	f.StringVar(&p.CallID, "call-id", "", "key that makes the call idempotent")
+}
+
+// build makes the spec of an image.
+func (s *specFlags) build(image string) (dsec.Spec, error) {
+	p := s.spec
+	p.Tier, p.Image, p.Network, p.OOM = dsec.Tier(s.tier), dsec.LayerRef(image), dsec.NetworkMode(s.network), dsec.OOMPolicy(s.oom)
+	p.Limits.Memory, p.Limits.Disk, p.Limits.Output = int64(s.memory), int64(s.disk), int64(s.output)
+	for _, l := range s.layers {
+		p.Layers = append(p.Layers, dsec.LayerRef(l))
+	}
+	var err error
+	if p.Env, err = pairs("env", s.env); err != nil {
+		return p, err
+	}
+	if p.Labels, err = pairs("label", s.labels); err != nil {
+		return p, err
+	}
+	for _, m := range s.mounts {
+		from, to, ok := strings.Cut(m, ":")
+		if !ok {
+			return p, dsec.Errorf(dsec.Invalid, "read flag", "--mount", "%s is not SOURCE:TARGET", dsec.Quote(m))
+		}
+		p.Mounts = append(p.Mounts, dsec.HostMount{Source: from, Target: to})
+	}
+	return p, p.Validate()
+}
+
+// pairs reads NAME=VALUE.
+func pairs(flag string, list []string) (map[string]string, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	m := map[string]string{}
+	for _, s := range list {
+		k, v, ok := strings.Cut(s, "=")
+		if !ok || k == "" {
+			return nil, dsec.Errorf(dsec.Invalid, "read flag", "--"+flag, "%s is not NAME=VALUE", dsec.Quote(s))
+		}
+		m[k] = v
+	}
+	return m, nil
+}
+
+// bytesFlag is a size on the command line.
+type bytesFlag int64
+
+func (b *bytesFlag) String() string {
+	if *b == 0 {
+		return ""
+	}
+	return size(int64(*b))
+}
+
+func (b *bytesFlag) Type() string { return "size" }
+
+func (b *bytesFlag) Set(s string) error {
+	n, err := config.Bytes(s, 0)
+	*b = bytesFlag(n)
+	return err
+}
+
+// commandFlags are the flags that describe a command.
+type commandFlags struct {
+	interactive bool
+	tty         bool
+	timeout     time.Duration
+}
+
+func (f *commandFlags) register(c *cobra.Command) {
+	c.Flags().BoolVarP(&f.interactive, "interactive", "i", false, "pass stdin on")
+	c.Flags().BoolVarP(&f.tty, "tty", "t", false, "give the command a terminal")
+	c.Flags().DurationVar(&f.timeout, "timeout", 0, "end the command after so long")
+	c.Flags().SetInterspersed(false) // what follows the first argument is the command's
+}

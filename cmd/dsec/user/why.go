@@ -1,0 +1,168 @@
+package user
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/runtime"
+)
+
+const (
+	whyCommands = 5 // shown, the last ones
+	whyDenials  = 10
+)
+
+// told is all that why knows, and prints as JSON.
+type told struct {
+	Sandbox client.Sandbox `json:"sandbox"`
+	Mask    bool           `json:"mask"` // a trainer should drop the rollout from its loss
+	Stats   *runtime.Stats `json:"stats,omitempty"`
+	Events  []dsec.Event   `json:"events"`
+}
+
+// Why is the verb that says on one page what became of a sandbox.
+func Why() *cobra.Command {
+	return &cobra.Command{
+		Use:               "why SANDBOX",
+		Short:             "Say on one page what became of a sandbox, and whose doing it was",
+		Example:           "  dsec why work\n  dsec why work -o json",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeSandboxes(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return with(c, func(ctx context.Context, cl *client.Client) error {
+				id, err := find(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				t, err := learn(ctx, cl, id)
+				if err != nil {
+					return err
+				}
+				return show(c, t, t.print)
+			})
+		},
+	}
+}
+
+func learn(ctx context.Context, cl *client.Client, id dsec.SandboxID) (t told, err error) {
+	if t.Sandbox, err = cl.Get(ctx, id); err != nil {
+		return t, err
+	}
+	t.Mask = t.Sandbox.Result != nil && t.Sandbox.Result.Mask()
+	if st, err := cl.Stats(ctx, id); err == nil { // of an ended one: its result has the usage
+		t.Stats = &st
+	}
+	t.Events, err = gather(ctx, cl, client.Events{Sandboxes: []dsec.SandboxID{id}})
+	return t, err
+}
+
+func (t told) print(w io.Writer) error {
+	p, sb := &page{w: w}, t.Sandbox
+	p.line("sandbox", strings.TrimSpace(string(sb.ID)+" "+sb.Spec.Name))
+	p.line("state", fmt.Sprintf("%s, changed %s", sb.State, ago(sb.Changed)))
+	p.line("image", strings.TrimSpace(string(sb.Spec.Image)+" "+joinRefs(sb.Spec.Layers)))
+	p.line("created", fmt.Sprintf("%s on node %s, starts %d", ago(sb.Created), sb.Node, sb.Starts))
+	if r := sb.Result; r != nil {
+		p.line("outcome", fmt.Sprintf("%s: %s in phase %q, induced by %s", r.Outcome, r.Cause, r.Phase, r.InducedBy))
+		p.line("retry", fmt.Sprintf("%v; drop from the loss: %v", r.Retryable, t.Mask))
+		for _, e := range r.Evidence {
+			p.line("evidence", e)
+		}
+	}
+	t.printLimits(p)
+	t.printCommands(p)
+	t.printDenials(p)
+	return p.err
+}
+
+// printLimits sets limits against peaks.
+func (t told) printLimits(p *page) {
+	p.head("limits and peaks")
+	lim := t.Sandbox.Spec.Limits
+	if s := t.Stats; s != nil {
+		p.line("memory", fmt.Sprintf("%s peak of %s, now %s, oom kills %d", size(s.MemoryPeak), size(max(lim.Memory, s.MemoryLimit)), size(s.Memory), s.OOMKills))
+		p.line("pids", fmt.Sprintf("%d peak of %d, now %d, refused %d", s.PidsPeak, max(lim.Pids, s.PidsLimit), s.Pids, s.PidsDenied))
+		p.line("disk", fmt.Sprintf("%s of %s", size(s.Disk), size(max(lim.Disk, s.DiskLimit))))
+		p.line("cpu", fmt.Sprintf("%s used, held back %s, limit %g cores", span(s.CPU), span(s.Throttled), lim.CPU))
+		return
+	}
+	if t.Sandbox.Result == nil {
+		p.line("usage", "not known")
+		return
+	}
+	u := t.Sandbox.Result.Usage
+	p.line("memory", fmt.Sprintf("%s peak of %s, oom kills %d", size(u.MemoryPeak), size(lim.Memory), u.OOMKills))
+	p.line("pids", fmt.Sprintf("%d peak of %d", u.PidsPeak, lim.Pids))
+	p.line("disk", fmt.Sprintf("%s of %s", size(u.DiskUsed), size(lim.Disk)))
+	p.line("cpu", fmt.Sprintf("%s used in %s, held back %s, limit %g cores", span(u.CPU), span(u.Wall), span(u.Throttled), lim.CPU))
+	p.line("commands", fmt.Sprintf("%d started, %s of output", u.ExecsStarted, size(u.OutputBytes)))
+}
+
+// printCommands shows the last commands with what came of them.
+func (t told) printCommands(p *page) {
+	began, ended := map[string]dsec.Event{}, map[string]dsec.Event{}
+	for _, e := range t.Events {
+		switch e.Type {
+		case dsec.EventExecStarted:
+			began[e.Exec] = e
+		case dsec.EventExecExited:
+			ended[e.Exec] = e
+		}
+	}
+	ids := execsOf(t.Events)
+	if len(ids) == 0 {
+		return
+	}
+	p.head("last commands")
+	for _, id := range ids[max(0, len(ids)-whyCommands):] {
+		what := strings.TrimSpace(began[id].Detail + " " + fields(began[id]))
+		how := "runs"
+		if e, ok := ended[id]; ok {
+			how = strings.TrimSpace(e.Detail + " " + fields(e))
+		}
+		p.line(id, strings.TrimSpace(what+" → "+how))
+	}
+}
+
+// printDenials shows what was refused or went wrong.
+func (t told) printDenials(p *page) {
+	var lines []dsec.Event
+	for _, e := range t.Events {
+		if e.Type == dsec.EventOOM || e.Type == dsec.EventNote || e.Type == dsec.EventExpiryWarning {
+			lines = append(lines, e)
+		}
+	}
+	if len(lines) == 0 {
+		return
+	}
+	p.head("denials and notes")
+	for _, e := range lines[max(0, len(lines)-whyDenials):] {
+		p.line(e.Time.Local().Format("15:04:05"), describe(e))
+	}
+}
+
+func fields(e dsec.Event) string {
+	var parts []string
+	for _, k := range sortedKeys(e.Fields) {
+		parts = append(parts, k+"="+e.Fields[k])
+	}
+	return strings.Join(parts, " ")
+}
+
+func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
+
+func joinRefs(refs []dsec.LayerRef) string {
+	var parts []string
+	for _, r := range refs {
+		parts = append(parts, "+ "+string(r))
+	}
+	return strings.Join(parts, " ")
+}
