@@ -36,7 +36,7 @@ where=("${where[@]/\/dev\/null/$state/dsec.yaml}")
 "$dsec" up "${where[@]}" >"$state/up.log" 2>&1 &
 up=$!
 for _ in $(seq 600); do
-  "$dsec" ps >/dev/null 2>&1 && break
+  grep -q "dsec is up" "$state/up.log" && break
   kill -0 "$up" 2>/dev/null || { echo "demo: dsec up ended" >&2; exit 1; }
   sleep 0.1
 done

@@ -10,7 +10,7 @@ packages=(
   btrfs-progs                         # the pool that limits disks
   nftables iproute2 iputils-ping      # open networks and their tests
   mmdebstrap zstd xz-utils cpio       # the demo's base, layers in tests
-  busybox-static attr acl libcap2-bin strace # what tests run inside sandboxes
+  git busybox-static attr acl libcap2-bin strace # what tests run inside sandboxes
   runc crun                           # peers in the benchmark
   qemu-system-x86 kmod                # the tests on Linux 6.1
 )

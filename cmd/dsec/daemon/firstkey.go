@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
@@ -13,6 +15,29 @@ import (
 
 // localContext is the name of the context that the first start writes.
 const localContext = "local"
+
+// awaitNode returns when the gateway has heard of the node and would give it
+// sandboxes.
+func awaitNode(ctx context.Context, s *settings) error {
+	c, err := client.New(client.Config{URL: "unix://" + s.socket()})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	for {
+		nodes, err := c.Nodes(ctx)
+		if err == nil && slices.ContainsFunc(nodes, func(n client.Node) bool { return n.Alive }) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return dsec.E(dsec.Timeout, "wait for the node", s.socket(), err)
+		case <-time.After(20 * time.Millisecond): // the first heartbeat is on its way
+		}
+	}
+}
 
 // firstKey makes one admin key at the first start, prints it, and writes it to
 // the context file of the user who started dsec.

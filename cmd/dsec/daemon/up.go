@@ -82,6 +82,9 @@ func up(ctx context.Context, s *settings) error {
 	}
 	defer closeFiles()
 	err = supervise.Run(ctx, children, func() {
+		if err := awaitNode(ctx, s); err != nil {
+			slog.Error("wait for the node", "err", err)
+		}
 		if err := firstKey(ctx, s); err != nil {
 			slog.Error("make the first admin key", "err", err)
 		}
