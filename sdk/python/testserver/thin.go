@@ -191,4 +191,3 @@ func (n *thinNode) Load() node.Load {
 	}
 	return node.Load{Live: live, MaxLive: 10_000, Tiers: []dsec.Tier{dsec.TierContainer}}
 }
-
