@@ -13,11 +13,18 @@ run_go() {
   go test -race -count=1 -p 1 -timeout "$timeout" ./...
   if [ -n "${DSEC_LONG:-}" ]; then
     scripts/fuzz.sh 60s
+    run_vm
   fi
 }
 run_py() {
-  echo "== pytest"
-  (cd sdk/python && ../../.venv/bin/python -m mypy --strict src tests && ../../.venv/bin/python -m pytest -q)
+  echo "== mypy, pytest over the fake tier, then over containers"
+  (
+    cd sdk/python
+    python=../../.venv/bin/python
+    "$python" -m mypy --strict src tests
+    "$python" -m pytest -q
+    DSEC_TEST_SERVER="$python tests/container_server.py" "$python" -m pytest -q
+  )
 }
 run_vm() {
   echo "== Linux 6.1 in a VM"
