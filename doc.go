@@ -4,6 +4,7 @@
 // (Error). It imports the standard library only, performs no I/O, reads no
 // clock, and every value in it means the same on every machine.
 //
-// All durations in JSON are seconds as a number, all sizes are bytes, all
-// times are RFC 3339 in UTC.
+// In JSON, which is what a node keeps on its disk, durations are nanoseconds,
+// sizes are bytes and times are RFC 3339. The wire (api) and the command line
+// have seconds instead.
 package dsec

@@ -1,0 +1,168 @@
+package dsec
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestEveryMoveIsInTheTableOrAnErrorThatNamesBoth(t *testing.T) {
+	for _, from := range States {
+		for _, to := range States {
+			got, err := MoveState("sbx", from, to)
+			if slices.Contains(moves[from], to) {
+				if err != nil || got != to {
+					t.Errorf("%s → %s: %v, %v", from, to, got, err)
+				}
+				continue
+			}
+			var m *MoveError
+			if got != from || ClassOf(err) != IllegalState || !errors.As(err, &m) || m.From != from || m.To != to {
+				t.Errorf("%s → %s: %v, %v", from, to, got, err)
+			}
+		}
+	}
+}
+
+func TestStatesEndWhereTheDiagramSays(t *testing.T) {
+	for _, s := range States {
+		if s != Deleted && s != Failed && len(moves[s]) == 0 {
+			t.Errorf("%s is a dead end", s)
+		}
+		if s != Deleted && s != Failed && !slices.Contains(moves[s], Failed) {
+			t.Errorf("%s cannot fail", s)
+		}
+		if s.Final() == s.Live() && s != Stopped {
+			t.Errorf("%s is final %v and live %v", s, s.Final(), s.Live())
+		}
+	}
+	if len(moves[Deleted]) != 0 {
+		t.Error("something follows deleted")
+	}
+}
+
+func TestSandboxIDsNameTheirNodeAndAreLabels(t *testing.T) {
+	seen := map[SandboxID]bool{}
+	for _, node := range []NodeID{"a", "bench", "abcdefghijklmnop"} {
+		for range 200 {
+			id := NewSandboxID(node)
+			if seen[id] {
+				t.Fatalf("%s twice", id)
+			}
+			seen[id] = true
+			if len(id) > 63 || strings.ContainsAny(string(id), "-._") || id[0] != 's' {
+				t.Errorf("%s is no label", id)
+			}
+			back, n, err := ParseSandboxID(string(id))
+			if err != nil || back != id || n != node || id.Node() != node {
+				t.Errorf("%s: %v, %v, %v", id, back, n, err)
+			}
+		}
+	}
+}
+
+func FuzzParseSandboxID(f *testing.F) {
+	f.Add("sfabcdefpuhamfz4sxa4tu3jo3wr")
+	f.Add("../../etc")
+	f.Fuzz(func(t *testing.T, s string) {
+		id, node, err := ParseSandboxID(s)
+		if err != nil {
+			if ClassOf(err) != Invalid || id != "" {
+				t.Errorf("%q: %v, %v", s, id, err)
+			}
+			return
+		}
+		if strings.ContainsAny(s, "/.-\x00") || string(id) != s || !strings.Contains(s, string(node)) {
+			t.Errorf("%q was taken as %s on %s", s, id, node)
+		}
+	})
+}
+
+func TestClassSurvivesWrapping(t *testing.T) {
+	err := fmt.Errorf("outer: %w", E(NoSpace, "write file", "/x", errors.New("disk quota exceeded")))
+	if ClassOf(err) != NoSpace || !errors.Is(err, NoSpace.Err()) || errors.Is(err, NotFound.Err()) {
+		t.Errorf("%v has class %s", err, ClassOf(err))
+	}
+	if got := E(NoSpace, "write file", "/x", errors.New("disk quota exceeded")).Error(); got != "write file /x: disk quota exceeded" {
+		t.Error(got)
+	}
+	for err, want := range map[error]Class{nil: "", context.Canceled: Canceled, context.DeadlineExceeded: Timeout, errors.New("x"): Internal} {
+		if got := ClassOf(err); got != want {
+			t.Errorf("%v: %s, want %s", err, got, want)
+		}
+	}
+}
+
+// An agent that learns to crash its node earns no mask.
+func TestMaskIsForWhatThePlatformDid(t *testing.T) {
+	for _, c := range Causes {
+		platform := c.Infra() || c == CausePreempted || c == CauseUnknown
+		if got := NewResult(c, "run", InducedByPlatform).Mask(); got != platform {
+			t.Errorf("%s by the platform: mask %v", c, got)
+		}
+		if NewResult(c, "run", InducedBySelf).Mask() {
+			t.Errorf("%s induced by itself is masked", c)
+		}
+		if c.Outcome() == "" || (c.Outcome() == OutcomeInfra) != c.Infra() {
+			t.Errorf("%s has outcome %q", c, c.Outcome())
+		}
+	}
+}
+
+func TestG16_LifetimesAreBounded(t *testing.T) {
+	ok := Spec{Tier: TierContainer, Image: "x"}
+	if err := ok.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []time.Duration{-1, MaxLifetime + 1} {
+		for _, l := range []Lifetimes{{Idle: d}, {Lifetime: d}, {Retention: d}} {
+			s := ok
+			s.Lifetimes = l
+			if err := s.Validate(); ClassOf(err) != Invalid {
+				t.Errorf("%+v: %v", l, err)
+			}
+		}
+	}
+}
+
+func TestSpecsThatCanNeverWorkNameTheField(t *testing.T) {
+	for field, spoil := range map[string]func(*Spec){
+		"tier":          func(s *Spec) { s.Tier = "vm" },
+		"image":         func(s *Spec) { s.Image = "" },
+		"layers":        func(s *Spec) { s.Layers = make([]LayerRef, MaxLayers+1) },
+		"network":       func(s *Spec) { s.Network = "all" },
+		"oom":           func(s *Spec) { s.OOM = "nobody" },
+		"name":          func(s *Spec) { s.Name = strings.Repeat("x", MaxNameBytes+1) },
+		"limits.cpu":    func(s *Spec) { s.Limits.CPU = math.NaN() },
+		"limits.memory": func(s *Spec) { s.Limits.Memory = -1 },
+		"limits.pids":   func(s *Spec) { s.Limits.Pids = 1 },
+		"limits.disk":   func(s *Spec) { s.Limits.Disk = 1 },
+		"env":           func(s *Spec) { s.Env = map[string]string{"A=B": ""} },
+		"labels":        func(s *Spec) { s.Labels = map[string]string{"": "x"} },
+		"command":       func(s *Spec) { s.Command = []string{"a\x00b"} },
+		"workdir":       func(s *Spec) { s.Workdir = "here" },
+		"mounts":        func(s *Spec) { s.Mounts = []HostMount{{Source: "x", Target: "/y"}} },
+	} {
+		s := Spec{Tier: TierContainer, Image: "x"}
+		spoil(&s)
+		var e *Error
+		if err := s.Validate(); !errors.As(err, &e) || e.Class != Invalid || !strings.Contains(e.Object, field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+func TestHostNamesAreShortenedToLabels(t *testing.T) {
+	for in, want := range map[string]string{
+		"": "sandbox", "a_b c": "a-b-c", "--x": "x", "x.": "x", strings.Repeat("y", 200): strings.Repeat("y", 63), "ü": "sandbox",
+	} {
+		if got := ShortHostname(in); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+}
