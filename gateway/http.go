@@ -40,6 +40,7 @@ func (g *Gateway) handler() http.Handler {
 	raw("POST /v1/layers/upload", g.uploadLayer)
 	raw("GET /v1/sandboxes/{id}/tunnel/{port}", g.tunnel)
 	raw("/v1/sandboxes/{id}/ports/{port}/{rest...}", g.port)
+	raw("GET /v1/nodes/{node}/metrics", g.nodeMetrics)
 	m.HandleFunc("GET /healthz", g.healthz)
 	m.HandleFunc("GET /readyz", g.readyz)
 	m.Handle("GET /metrics", g.authenticated(g.metrics.handler()))

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"io"
 	"net/http"
 	"strconv"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
+	"github.com/opendsec/dsec/api/wire"
 )
 
 // metrics of the gateway. No label names a sandbox, a project or a caller: the
@@ -101,3 +103,21 @@ func (n *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(nodeUsed, x.Disk, "disk")
 	}
 }
+
+// nodeMetrics passes on what a node counts: it has no listener of its own.
+func (g *Gateway) nodeMetrics(w http.ResponseWriter, r *http.Request) error {
+	node, err := dsec.ParseNodeID(r.PathValue("node"))
+	if err != nil {
+		return err
+	}
+	resp, err := g.cfg.Cluster.Do(r.Context(), node, wire.Request{Method: http.MethodGet, Path: wire.PathMetrics})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
+	_, err = io.Copy(w, io.LimitReader(resp.Body, maxNodeMetrics))
+	return err
+}
+
+const maxNodeMetrics = 4 << 20

@@ -2,8 +2,12 @@ package machine
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"io"
 	"io/fs"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -194,5 +198,28 @@ func TestI5_TheAgentIsNeverTheVictim(t *testing.T) {
 	}
 	if out, _ := h.sh(id, "echo lives"); out != "lives\n" {
 		t.Errorf("after the kill the sandbox says %q", out)
+	}
+}
+
+// G10: what was created, what failed and what was tried twice can be read.
+func TestMetricsOfTheNodeAreServedByTheGateway(t *testing.T) {
+	h := start(t)
+	h.create(nil)
+	nodes, err := h.Nodes(t.Context())
+	if err != nil || len(nodes) != 1 {
+		t.Fatalf("%v, %v", nodes, err)
+	}
+	http := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(h.dir, "run", "gateway.sock"))
+	}}}
+	defer http.CloseIdleConnections()
+	resp, err := http.Get("http://dsec/v1/nodes/" + string(nodes[0].ID) + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || !strings.Contains(string(text), `dsec_node_creations_total{outcome="ok"} 1`) {
+		t.Errorf("%v\n%s", err, text)
 	}
 }

@@ -36,6 +36,9 @@ func (s *Server) mux() http.Handler {
 	m.HandleFunc("POST "+wire.PathImport, s.serveImport)
 	m.HandleFunc("POST "+wire.PathBuild, s.serveBuild)
 	m.HandleFunc("POST "+wire.PathUpload, s.serveUpload)
+	if s.cfg.Metrics != nil {
+		m.Handle("GET "+wire.PathMetrics, s.cfg.Metrics)
+	}
 	m.HandleFunc("GET "+wire.PathSandbox+"{id}/files", s.raw(s.readFile))
 	m.HandleFunc("PUT "+wire.PathSandbox+"{id}/files", s.raw(s.writeFile))
 	m.HandleFunc("GET "+wire.PathSandbox+"{id}/tree", s.raw(s.download))

@@ -37,6 +37,7 @@ type Config struct {
 	Watcher node.Watcher
 	Layers  Layers
 	Doctor  func(ctx context.Context) []runtime.Report
+	Metrics http.Handler // Prometheus text; nil: NotFound
 
 	NATS     string // URL
 	User     string

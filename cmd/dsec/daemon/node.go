@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
 	"github.com/opendsec/dsec"
@@ -46,6 +48,7 @@ type agent struct {
 	store  *store.Store
 	layers *layers
 	node   *node.Node
+	counts *prometheus.Registry
 }
 
 func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifecycle.Stack, error) {
@@ -88,7 +91,12 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	if err != nil {
 		return node.Config{}, dsec.E(dsec.Invalid, "read size", "node.record_bytes", err)
 	}
-	return node.Config{ID: a.id, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,
+	metrics := node.NewMetrics()
+	a.counts = prometheus.NewRegistry()
+	if err := metrics.Register(a.counts); err != nil {
+		return node.Config{}, err
+	}
+	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,
 		Import: a.layers.commit, MountRoots: s.Node.MountRoots,
 		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
 		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
@@ -137,7 +145,8 @@ func (a *agent) serve(s *settings, o orders, log *slog.Logger) (*nodeapi.Server,
 		return nil, dsec.E(dsec.Internal, "listen", s.dataSocket(), err)
 	}
 	return nodeapi.Open(nodeapi.Config{Node: a.id, Service: a.node, Inside: a.node, Watcher: a.node, Layers: a.layers,
-		Doctor: func(ctx context.Context) []runtime.Report { return []runtime.Report{a.tier.Probe(ctx)} },
-		NATS:   "nats://" + net.JoinHostPort("127.0.0.1", o.NATS), User: cluster.NodeUser(a.id), Password: cluster.NodePassword(o.Secret, a.id),
+		Doctor:  func(ctx context.Context) []runtime.Report { return []runtime.Report{a.tier.Probe(ctx)} },
+		Metrics: promhttp.HandlerFor(a.counts, promhttp.HandlerOpts{}),
+		NATS:    "nats://" + net.JoinHostPort("127.0.0.1", o.NATS), User: cluster.NodeUser(a.id), Password: cluster.NodePassword(o.Secret, a.id),
 		Listener: l, Address: "unix:" + s.dataSocket(), Version: version.Version, Log: log})
 }
