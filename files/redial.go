@@ -100,6 +100,10 @@ func (r *Redialing) connect(ctx context.Context, old *Client, done chan struct{}
 	return c, nil
 }
 
+// mostDials is far more than chance explains: a server lives for seconds, and
+// each of these calls would have to meet one in its last instant.
+const mostDials = 100
+
 // with runs fn on a live client, again if the first one was about to leave.
 func (r *Redialing) with(ctx context.Context, fn func(*Client) error) error {
 	for tries := 0; ; tries++ {
@@ -107,7 +111,7 @@ func (r *Redialing) with(ctx context.Context, fn func(*Client) error) error {
 		if err != nil {
 			return err
 		}
-		if err = fn(c); tries == 3 || !errors.Is(err, errNotBegun) {
+		if err = fn(c); tries == mostDials || !errors.Is(err, errNotBegun) {
 			return err
 		}
 	}

@@ -121,14 +121,21 @@ func (w *Worker) Convert(ctx context.Context, loc image.Location, files image.Fi
 		defer f.Close()
 		files.Input = f
 	}
+	given := files.Input
+	loc, files, err := readable(loc, files)
+	if err != nil {
+		return image.Result{}, dsec.E(fileClass(err), op, loc.Source, err)
+	}
+	if files.Input != given {
+		defer files.Input.Close()
+	}
 	if loc.Kind == image.KindRegistry && opts.Credentials == nil {
 		opts.Credentials = image.FindCredentials(loc.Source, opts)
 	}
 	if files.Scratch == nil {
 		return image.Result{}, dsec.Errorf(dsec.Internal, op, loc.Source, "no scratch file")
 	}
-	// Beside the files, which lie where what a killed program leaves is swept.
-	root, err := makeRoot(filepath.Dir(files.Meta.Name()), loc.Kind == image.KindRegistry)
+	root, err := makeRoot(scratchDir(files), loc.Kind == image.KindRegistry)
 	if err != nil {
 		return image.Result{}, dsec.E(dsec.Internal, op, loc.Source, err)
 	}
@@ -142,6 +149,9 @@ func (w *Worker) Convert(ctx context.Context, loc image.Location, files image.Fi
 	}
 	return res, nil
 }
+
+// scratchDir is beside the files, where what a killed program leaves is swept.
+func scratchDir(f image.Files) string { return filepath.Dir(f.Meta.Name()) }
 
 func fileClass(err error) dsec.Class {
 	switch {
