@@ -88,7 +88,7 @@ func TestB11_AWorkingDirectoryThatIsMissingIsMade(t *testing.T) {
 	}
 	id := h.create(func(s *dsec.Spec) { s.Image = "static" })
 	var out bytes.Buffer
-	r, err := h.Run(t.Context(), id, process.Spec{Argv: []string{"/prog", "pwd"}}, &out, &out)
+	r, err := h.Run(t.Context(), id, process.Spec{Argv: []string{"/busybox", "pwd"}}, &out, &out)
 	if err != nil || r.ExitCode != 0 || out.String() != "/app/deep\n" {
 		t.Errorf("%q, %+v, %v", out.String(), r, err)
 	}
@@ -102,11 +102,11 @@ func oneProgram(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "prog"), text, 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "busybox"), text, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	out := filepath.Join(t.TempDir(), "prog.tar")
-	if msg, err := exec.Command("tar", "-C", dir, "-cf", out, "prog").CombinedOutput(); err != nil {
+	if msg, err := exec.Command("tar", "-C", dir, "-cf", out, "busybox").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, msg)
 	}
 	return out
