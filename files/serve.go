@@ -31,7 +31,10 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, fs FS, idle time.Durati
 	s.calls.Wait()
 	s.link.writer.Wait()
 	s.stopTimers()
-	if err == io.EOF || errors.Is(err, unix.ECONNRESET) || s.left(err) {
+	if errors.Is(err, net.ErrClosed) && !s.left(err) {
+		err = s.link.err // writing met the end of the connection first
+	}
+	if err == io.EOF || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) || s.left(err) {
 		return nil
 	}
 	return fail("serve files", "", err)

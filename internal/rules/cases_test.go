@@ -27,7 +27,7 @@ func caseIDs(t *testing.T) []string {
 
 // TestEveryCaseHasATestOfItsName wants TestA5_… in Go or test_a5_… in Python.
 func TestEveryCaseHasATestOfItsName(t *testing.T) {
-	name := regexp.MustCompile(`func Test([A-I][0-9]+)_|t\.Run\("([A-I][0-9]+)_|name: "([A-I][0-9]+)_|\{"([A-I][0-9]+)_|def test_([a-i][0-9]+)_`)
+	name := regexp.MustCompile(`func Test([A-I][0-9]+)_|t\.Run\("([A-I][0-9]+)_|name: "([A-I][0-9]+)_|\{"([A-I][0-9]+)_|def test_([a-iA-I][0-9]+)_`)
 	have := map[string]bool{}
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -32,7 +32,7 @@ on if the connection is lost.`,
 			if s.Env, err = pairs("env", env); err != nil {
 				return err
 			}
-			return with(c, func(ctx context.Context, cl *client.Client) error { return execIn(ctx, c, cl, args[0], s, f, detach) })
+			return with(c, func(ctx context.Context, cl *client.Client) error { return f.execIn(ctx, c, cl, execTarget{args[0], s, detach}) })
 		},
 	}
 	f.register(c)
@@ -43,15 +43,23 @@ on if the connection is lost.`,
 	return c
 }
 
-func execIn(ctx context.Context, c *cobra.Command, cl *client.Client, sandbox string, s process.Spec, f commandFlags, detach bool) error {
+// execTarget is a command and where it runs.
+type execTarget struct {
+	sandbox string
+	spec    process.Spec
+	detach  bool
+}
+
+func (f commandFlags) execIn(ctx context.Context, c *cobra.Command, cl *client.Client, e execTarget) error {
+	s := e.spec
 	if len(s.Argv) == 0 {
 		return usage("run command", "no command is given")
 	}
-	id, err := find(ctx, cl, sandbox)
+	id, err := find(ctx, cl, e.sandbox)
 	if err != nil {
 		return startFailed(c.ErrOrStderr(), err)
 	}
-	if detach {
+	if e.detach {
 		return startOnly(ctx, c, cl, id, s, f)
 	}
 	a, err := newAttached(c, cl, f)
