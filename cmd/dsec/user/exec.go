@@ -32,7 +32,9 @@ on if the connection is lost.`,
 			if s.Env, err = pairs("env", env); err != nil {
 				return err
 			}
-			return with(c, func(ctx context.Context, cl *client.Client) error { return f.execIn(ctx, c, cl, execTarget{args[0], s, detach}) })
+			return with(c, func(ctx context.Context, cl *client.Client) error {
+				return f.execIn(ctx, c, cl, execTarget{args[0], s, detach})
+			})
 		},
 	}
 	f.register(c)
