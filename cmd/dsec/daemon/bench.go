@@ -62,6 +62,7 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 	}{
 		{"create", "Create, first command, destroy, in a loop", "sudo dsec bench create --image rootfs.tar --concurrency 8", benchCreate},
 		{"idle", "Memory of idle sandboxes", "sudo dsec bench idle --image rootfs.tar --live 3000", benchIdle},
+		{"bytes", "Streamed output, files up and down, beside a pipe and a file", "sudo dsec bench bytes --image rootfs.tar", benchBytes},
 		{"exec", "Round trip of a command beside a plain setns", "sudo dsec bench exec --image rootfs.tar", benchExec},
 	} {
 		c.AddCommand(&cobra.Command{Use: v.use, Short: v.short, Example: "  " + v.example, Args: cobra.NoArgs,
@@ -235,4 +236,34 @@ func benchExec(ctx context.Context, f *benchFlags, b *bed) error {
 		}
 	}
 	return dsec.Errorf(dsec.Internal, "measure exec", string(id), "the hold does not know it")
+}
+
+// Bytes of the measurement of throughput.
+const (
+	streamed = 1 << 30
+	inFile   = 256 << 20
+)
+
+func benchBytes(ctx context.Context, f *benchFlags, b *bed) error {
+	id := dsec.NewSandboxID(b.ours.Node)
+	if err := b.ours.Create(ctx, id); err != nil {
+		return err
+	}
+	b.idle = append(b.idle, id)
+	stream, err := b.ours.Stream(ctx, id, streamed)
+	if err != nil {
+		return err
+	}
+	up, down, err := b.ours.Files(ctx, id, inFile, b.dir)
+	if err != nil {
+		return err
+	}
+	all := []bench.Throughput{stream, up, down}
+	if f.json {
+		return json.NewEncoder(os.Stdout).Encode(all)
+	}
+	for _, t := range all {
+		fmt.Println(t)
+	}
+	return nil
 }
