@@ -7,7 +7,7 @@ packages=(
   gcc libc6-dev gcc-aarch64-linux-gnu # the forker for both machines, the race detector
   python3 python3-venv                # libdsec, the demo
   erofs-utils                         # judges of the layers we write
-  btrfs-progs                         # the pool that limits disks
+  btrfs-progs e2fsprogs               # the pool that limits disks
   nftables iproute2 iputils-ping      # open networks and their tests
   mmdebstrap zstd xz-utils cpio       # the demo's base, layers in tests
   git busybox-static attr acl libcap2-bin strace # what tests run inside sandboxes

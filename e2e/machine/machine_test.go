@@ -71,7 +71,17 @@ func start(t *testing.T) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o711); err != nil { // the gateway is not root
+	return startIn(t, dir)
+}
+
+// startIn keeps its state in dir, which it makes and removes.
+func startIn(t *testing.T, dir string) *host {
+	t.Helper()
+	err := os.MkdirAll(dir, 0o711)
+	if err == nil {
+		err = os.Chmod(dir, 0o711) // the gateway is not root
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	h := &host{t: t, dir: dir}
