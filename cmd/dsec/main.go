@@ -1,7 +1,7 @@
 // Command dsec gives agents the computers they work in: it serves sandboxes on
 // a machine (up) and is the command line of their users. Exit codes: that of
-// the command for run and exec, 125 for dsec's own errors there, 126 and 127 as
-// a shell has them, 1 elsewhere, 2 for wrong usage.
+// the command for run and exec, 124 after a timeout, 125 for dsec's own errors
+// there, 126 and 127 as a shell has them; elsewhere 1, and 2 for wrong usage.
 package main
 
 import (

@@ -28,6 +28,15 @@ const (
 
 func (e ExitCode) Error() string { return "" }
 
+// UsageCode is the exit code of a verb that was used wrongly: run and exec keep
+// the small numbers for commands.
+func UsageCode(c *cobra.Command) int {
+	if n := c.Name(); n == "run" || n == "exec" {
+		return int(exitDsec)
+	}
+	return 2
+}
+
 // Register adds the flags that all verbs understand to the root.
 func Register(root *cobra.Command) {
 	f := root.PersistentFlags()
