@@ -19,49 +19,13 @@ import (
 	"github.com/opendsec/dsec/runtime/runtimetest"
 )
 
-// refs is a layer store that has every ref but "missing".
-type refs struct {
-	mu     sync.Mutex
-	leases map[string]bool
-}
-
-func (s *refs) Acquire(_ context.Context, lease string, list []dsec.LayerRef) (layer.Set, error) {
-	set := layer.Set{Lease: lease}
-	for _, r := range list {
-		if r == "missing" {
-			return layer.Set{}, dsec.Errorf(dsec.NotFound, "acquire layer", string(r), "no such tag")
-		}
-		set.Layers = append(set.Layers, layer.Local{Info: layer.Info{Digest: layer.Digest("sha256:" + strings.Repeat("0", 64))}})
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.leases[lease] = true
-	return set, nil
-}
-
-func (s *refs) Release(_ context.Context, lease string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.leases, lease)
-	return nil
-}
-
-func (s *refs) Leases(context.Context) (out []string, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for l := range s.leases {
-		out = append(out, l)
-	}
-	return out, nil
-}
-
 // withNode is a cluster of one with the real node over the fake tier.
 func withNode(t *testing.T, opts ...option) *env {
 	t.Helper()
 	rt := runtimetest.NewFake()
 	t.Cleanup(func() { _ = rt.Close() })
 	n, err := node.New(node.Config{ID: "nodea", Dir: t.TempDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: rt},
-		Store: &refs{leases: map[string]bool{}}, Budgets: node.Budgets{CPU: 1000, Memory: 1 << 42, Disk: 1 << 44}, StopGrace: 50 * time.Millisecond, Log: quiet})
+		Store: runtimetest.NewStore(), Budgets: node.Budgets{CPU: 1000, Memory: 1 << 42, Disk: 1 << 44}, StopGrace: 50 * time.Millisecond, Log: quiet})
 	must(t, err)
 	t.Cleanup(func() { _ = n.Close() })
 	e := &env{t: t, service: n}

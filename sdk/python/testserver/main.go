@@ -18,7 +18,10 @@ import (
 	"github.com/opendsec/dsec/gateway"
 	"github.com/opendsec/dsec/iam"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/node"
 	"github.com/opendsec/dsec/node/nodeapi"
+	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 )
 
 const (
@@ -70,6 +73,7 @@ type server struct {
 	log     *slog.Logger
 	nats    *cluster.Server
 	cluster *cluster.Cluster
+	node    *node.Node
 	api     *nodeapi.Server
 	front   *gateway.Gateway
 	ready   ready
@@ -85,7 +89,6 @@ func (s *server) waitForNode() error {
 }
 
 func (s *server) steps() []lifecycle.Step {
-	thin := newThinNode()
 	return []lifecycle.Step{
 		{Name: "nats", Do: func(context.Context) (err error) {
 			s.nats, err = cluster.StartServer(cluster.ServerConfig{Dir: filepath.Join(s.dir, "js"), Listen: "127.0.0.1:0", Secret: secret, Log: s.log})
@@ -95,13 +98,19 @@ func (s *server) steps() []lifecycle.Step {
 			s.cluster, err = cluster.Open(ctx, cluster.Config{Server: s.nats, Log: s.log})
 			return err
 		}, Undo: func(context.Context) error { return s.cluster.Close() }},
-		{Name: "node", Do: func(context.Context) error {
+		{Name: "node", Do: func(context.Context) (err error) {
+			s.node, err = node.New(node.Config{ID: nodeName, Dir: filepath.Join(s.dir, "node"),
+				Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: runtimetest.NewFake()}, Store: runtimetest.NewStore(),
+				Budgets: node.Budgets{CPU: 1e6, Memory: 1 << 50, Disk: 1 << 50}, Log: s.log})
+			return err
+		}, Undo: func(context.Context) error { return s.node.Close() }},
+		{Name: "node api", Do: func(context.Context) error {
 			path := filepath.Join(s.dir, "node.sock")
 			l, err := nodeapi.ListenUnix(path, -1)
 			if err != nil {
 				return err
 			}
-			s.api, err = nodeapi.Open(nodeapi.Config{Node: nodeName, Service: thin, Inside: thin, Watcher: thin,
+			s.api, err = nodeapi.Open(nodeapi.Config{Node: nodeName, Service: s.node, Inside: s.node, Watcher: s.node,
 				NATS: s.nats.URL(), User: cluster.NodeUser(nodeName), Password: cluster.NodePassword(secret, nodeName),
 				Listener: l, Address: "unix:" + path, Version: "test", Every: 100 * time.Millisecond, Log: s.log})
 			return err
