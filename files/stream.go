@@ -21,6 +21,7 @@ type stream struct {
 
 	mu     sync.Mutex
 	in     [][]byte // received, not read
+	inAt   int      // of in[0], read already
 	inLeft int      // bytes the peer may still send
 	inEnd  error    // after in: io.EOF or why it broke off
 	used   int      // bytes read since credit was given
@@ -52,10 +53,20 @@ func (s *stream) push(p []byte) error {
 		return errProtocol
 	}
 	if s.inEnd == nil && len(p) > 0 {
-		s.in = append(s.in, append([]byte(nil), p...))
+		s.in = append(s.in, s.keep(p))
 		wake(s.inReady)
 	}
 	return nil
+}
+
+// keep copies received bytes, big ones into a buffer of the pool.
+func (s *stream) keep(p []byte) []byte {
+	if len(p) < maxPayload/2 {
+		return append([]byte(nil), p...)
+	}
+	b := (*s.l.pool.Get().(*[]byte))[:len(p)]
+	copy(b, p)
+	return b
 }
 
 // finish ends the incoming body.
@@ -126,9 +137,10 @@ func (s *stream) take(p []byte) (int, error) {
 	if len(s.in) == 0 {
 		return 0, s.inEnd
 	}
-	n := copy(p, s.in[0])
-	if s.in[0] = s.in[0][n:]; len(s.in[0]) == 0 {
-		s.in[0] = nil
+	n := copy(p, s.in[0][s.inAt:])
+	if s.inAt += n; s.inAt == len(s.in[0]) {
+		s.l.recycle(s.in[0])
+		s.in[0], s.inAt = nil, 0
 		s.in = s.in[1:]
 	}
 	if s.used += n; s.used >= window/2 && s.inEnd == nil {

@@ -52,6 +52,7 @@ func TestTreesKeepWhatTheyAre(t *testing.T) {
 		must(t, os.Link(s.host("/t/dir/suid"), s.host("/t/twin")))
 		must(t, unix.Chmod(s.host("/t/dir"), 0o1555))
 		must(t, unix.Mkfifo(s.host("/t/fifo"), 0o622))
+		must(t, unix.Chmod(s.host("/t/fifo"), 0o622))
 		must(t, os.Symlink("x", s.host("/t/link")))
 		must(t, os.Lchown(s.host("/t/link"), 5, 6))
 		for _, p := range []string{"/t/dir/suid", "/t/dir", "/t/link"} {

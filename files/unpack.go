@@ -211,5 +211,9 @@ func (u *unpacking) node(h *tar.Header, p place) error {
 	if err != nil {
 		return u.note(p.path, err)
 	}
+	err = unix.Fchmodat(int(p.dir.Fd()), p.name, uint32(h.Mode)&0o7777, unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil && err != unix.EOPNOTSUPP { // before 6.6: what the umask left
+		return u.note(p.path, err)
+	}
 	return u.linkAttributes(h, p)
 }

@@ -11,11 +11,12 @@ import (
 
 // The wire is specified in docs/formats/files.md.
 const (
-	wireVersion = 1
-	frameHeader = 9 // length, type, id
-	maxPayload  = 64 << 10
-	window      = 512 << 10 // bytes of a body that may be on the way, per stream and direction
-	maxStreams  = 128       // requests at the same time
+	wireVersion  = 1
+	frameHeader  = 9 // length, type, id
+	maxPayload   = 64 << 10
+	window       = 512 << 10 // bytes of a body that may be on the way, per stream and direction
+	maxStreams   = 128       // requests at the same time
+	socketBuffer = 1 << 20
 )
 
 type frameType byte
@@ -123,6 +124,9 @@ type link struct {
 func newLink(conn io.ReadWriteCloser) *link {
 	l := &link{conn: conn, data: make(chan []byte, 4), control: make(chan []byte, 16*maxStreams), done: make(chan struct{})}
 	l.pool.New = func() any { b := make([]byte, frameHeader+maxPayload); return &b }
+	if c, ok := conn.(interface{ SetWriteBuffer(int) error }); ok {
+		_ = c.SetWriteBuffer(socketBuffer) // what the kernel grants is fine
+	}
 	l.control <- newFrame(frameHello, 0, wireMagic)
 	l.writer.Go(l.write)
 	return l
@@ -145,10 +149,15 @@ func (l *link) write() {
 			l.fail(err)
 			return
 		}
-		if cap(b) == frameHeader+maxPayload {
-			b = b[:cap(b)]
-			l.pool.Put(&b)
-		}
+		l.recycle(b)
+	}
+}
+
+// recycle takes back a buffer of the pool; others are left to the collector.
+func (l *link) recycle(b []byte) {
+	if cap(b) == frameHeader+maxPayload {
+		b = b[:cap(b)]
+		l.pool.Put(&b)
 	}
 }
 
