@@ -30,6 +30,9 @@ the sandbox. Without one the sandbox idles and takes commands by "dsec exec".`,
 			}
 			spec.Command = args[1:]
 			return with(c, func(ctx context.Context, cl *client.Client) error {
+				if count < 1 {
+					return usage("create sandboxes", "--count wants at least 1")
+				}
 				if count > 1 {
 					return createMany(ctx, c, cl, spec, count)
 				}
