@@ -130,18 +130,25 @@ func (r *Root) Remove(ctx context.Context, name string) error {
 }
 
 func (r *Root) remove(ctx context.Context, name string) error {
-	s, noted := r.readSettings(name)
+	r.mu.Lock()
+	known := r.groups[name]
+	r.mu.Unlock()
+	var s settings
+	var noted error
+	if known == nil { // only what another process made has to be read
+		s, noted = r.readSettings(name)
+	}
 	if err := r.removeTrees(ctx, name); err != nil {
 		return dsec.E(classOf(err), "remove control group", name, err)
 	}
 	r.mu.Lock()
-	known := r.groups[name]
+	counted := r.groups[name] == known // by no other Remove meanwhile
 	delete(r.groups, name)
 	r.mu.Unlock()
 	if known != nil {
 		s = known.current()
 	}
-	if known != nil || noted == nil {
+	if counted && noted == nil {
 		r.cpus.count(s.CPUs, -s.Limits.cores())
 	}
 	return nil
@@ -150,8 +157,13 @@ func (r *Root) remove(ctx context.Context, name string) error {
 // removeTrees empties the v2 group, then removes the v1 groups, then itself:
 // as long as something is left, List names it.
 func (r *Root) removeTrees(ctx context.Context, name string) error {
-	if r.unified.exists(name) {
-		m := member{root: r, path: name}
+	// Usually everything has ended, and one look is cheaper than the order to die.
+	m := member{root: r, path: name}
+	populated, err := m.event("populated")
+	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
+		return err
+	}
+	if populated != 0 {
 		if err := m.kill(); err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
@@ -165,6 +177,9 @@ func (r *Root) removeTrees(ctx context.Context, name string) error {
 				return err
 			}
 		}
+	}
+	if err := r.unified.rmdir(name); !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) {
+		return err
 	}
 	return r.removeBelow(ctx, name)
 }

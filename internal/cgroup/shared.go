@@ -37,9 +37,22 @@ func (r *Root) shareCPUs(set []int) error {
 
 // devicesGroup is the name of the group of an allow-list; "." is the Root's own.
 func devicesGroup(list []Device) string {
-	if list == nil {
+	switch {
+	case list == nil:
 		return "."
+	case slices.Equal(list, defaultDevices):
+		return defaultGroup
 	}
+	return nameDevices(list)
+}
+
+// Nearly every sandbox has these, and is asked for their name several times.
+var (
+	defaultDevices = DefaultDevices()
+	defaultGroup   = nameDevices(defaultDevices)
+)
+
+func nameDevices(list []Device) string {
 	return "dev-" + strings.NewReplacer(" ", "_", ":", ".", "*", "a", "\n", "+").Replace(strings.Join(deviceLines(list), "\n"))
 }
 
