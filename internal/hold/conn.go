@@ -117,6 +117,9 @@ func (c *Client) Events() <-chan Event { return c.events }
 func (c *Client) Close() error {
 	err := c.w.c.Close()
 	c.wg.Wait()
+	if errors.Is(err, net.ErrClosed) {
+		return nil // the hold hung up first
+	}
 	return err
 }
 

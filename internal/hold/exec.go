@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -19,6 +20,7 @@ type execution struct {
 	sb   *sandbox
 	spec wireExec
 
+	spooled atomic.Bool   // a spool has a file
 	started chan struct{} // closed when the start succeeded or failed
 	failed  error         // of the start
 	done    chan struct{} // closed when ended
@@ -272,6 +274,7 @@ func (e *execution) makeSpools() (w [2]*process.SpoolWriter, err error) {
 		}
 		path := e.spoolPath(process.Stream(i + 1))
 		w[i], err = process.NewLazySpoolWriter(func() (*os.File, error) {
+			e.spooled.Store(true)
 			return os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 		}, e.spec.Spec.Head, e.spec.Spec.Tail)
 		if err != nil {
@@ -411,6 +414,9 @@ func (sb *sandbox) release(id string) error {
 		if p != nil {
 			p.abandon()
 		}
+	}
+	if !e.spooled.Load() {
+		return nil
 	}
 	_ = os.Remove(e.spoolPath(process.Stdout))
 	_ = os.Remove(e.spoolPath(process.Stderr))

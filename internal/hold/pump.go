@@ -15,7 +15,12 @@ import (
 // drainMost is how long a result waits for what is left in the pipes.
 const drainMost = 100 * time.Millisecond
 
-var pumpBuffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
+const (
+	pumpBuffer = 64 << 10
+	widePipe   = 512 << 10
+)
+
+var pumpBuffers = sync.Pool{New: func() any { b := make([]byte, pumpBuffer); return &b }}
 
 // pump moves what a command writes into its spool. After the command's end it
 // takes what the pipe held at that moment; later output of processes that were
@@ -79,9 +84,13 @@ func (p *pump) run() {
 		p.e.sb.s.log.Error("pump", "exec", p.e.spec.Spec.ID, "error", err)
 		return
 	}
-	ended := false
+	ended, wide := false, p.pty
 	for {
 		n, err := p.move(rc.Read, -1)
+		if !wide && n == pumpBuffer {
+			wide = true
+			p.widen(rc.Control)
+		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
 		}
@@ -103,6 +112,12 @@ func (p *pump) run() {
 	if !p.pty { // a terminal's master is closed by the execution
 		_ = p.r.Close()
 	}
+}
+
+// widen gives a command that writes much a larger pipe: fewer turns for the
+// same bytes. It is refused where the user's pipes are at their limit.
+func (p *pump) widen(control func(func(uintptr)) error) {
+	_ = control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, widePipe) })
 }
 
 // drain takes what is in the pipe now.

@@ -42,9 +42,13 @@ static void credentials(struct image *m, char *base, int report)
 	struct __user_cap_data_struct d[2] = { { (u32)all, (u32)all, 0 }, { (u32)(all >> 32), (u32)(all >> 32), 0 } };
 	struct kfprog prog = { (u16)m->nfilter, base + m->filter };
 	long e;
-	for (u32 c = 0; c < 64; c++)
-		if (!(m->bounding >> c & 1) && (e = sys2(__NR_prctl, PR_CAPBSET_DROP, c)) < 0 && e != -EINVAL)
+	for (u32 c = 0; c < 64; c++) {
+		e = m->bounding >> c & 1 ? 0 : sys2(__NR_prctl, PR_CAPBSET_DROP, c);
+		if (e == -EINVAL)
+			break; /* the kernel has no more */
+		if (e < 0)
 			die(report, S_BOUNDING, e);
+	}
 	if ((e = sys2(__NR_setgroups, m->ngroups, base + m->groups)) < 0 || (e = sys3(__NR_setresgid, m->gid, m->gid, m->gid)) < 0)
 		die(report, S_GROUPS, e);
 	sys2(__NR_prctl, PR_SET_KEEPCAPS, 1);
