@@ -263,6 +263,7 @@ func (o output) Write(b []byte) (int, error) {
 	if o.p.ended() {
 		return 0, io.ErrClosedPipe // a daemon after its command's end
 	}
+	n := len(b)
 	if o.p.spec.PTY != nil {
 		b = []byte(strings.ReplaceAll(string(b), "\n", "\r\n"))
 	}
@@ -274,7 +275,7 @@ func (o output) Write(b []byte) (int, error) {
 	if o.p.tree.Err() != nil {
 		return 0, io.ErrClosedPipe
 	}
-	return len(b), nil
+	return n, nil
 }
 
 // input is stdin as the command reads it.

@@ -16,8 +16,9 @@ func Exec() *cobra.Command {
 	var env []string
 	var detach bool
 	c := &cobra.Command{
-		Use:   "exec SANDBOX [--] COMMAND [ARG...]",
-		Short: "Run a command in a sandbox",
+		Use:                   "exec [FLAGS] SANDBOX [--] COMMAND [ARG...]",
+		DisableFlagsInUseLine: true,
+		Short:                 "Run a command in a sandbox",
 		Long: `Runs a command and ends with its exit code: 124 after --timeout, 125 if dsec itself
 could not, 126 if the command cannot be run, 127 if there is none. The command goes
 on if the connection is lost.`,

@@ -21,8 +21,9 @@ func Run() *cobra.Command {
 	var f commandFlags
 	var keep bool
 	c := &cobra.Command{
-		Use:   "run IMAGE [--] [COMMAND [ARG...]]",
-		Short: "Run one command in a new sandbox and remove it",
+		Use:                   "run [FLAGS] IMAGE [--] [COMMAND [ARG...]]",
+		DisableFlagsInUseLine: true,
+		Short:                 "Run one command in a new sandbox and remove it",
 		Long: `Makes a sandbox, runs the command with stdout and stderr as they come, removes the
 sandbox and ends with the command's exit code: 124 after --timeout, 125 if dsec itself
 could not, 126 if the command cannot be run, 127 if there is none. Without a command

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -67,7 +68,7 @@ func learn(ctx context.Context, cl *client.Client, id dsec.SandboxID) (t told, e
 func (t told) print(w io.Writer) error {
 	p, sb := &page{w: w}, t.Sandbox
 	p.line("sandbox", strings.TrimSpace(string(sb.ID)+" "+sb.Spec.Name))
-	p.line("state", fmt.Sprintf("%s, changed %s", sb.State, ago(sb.Changed)))
+	p.line("state", since(string(sb.State), ", changed ", sb.Changed))
 	p.line("image", strings.TrimSpace(string(sb.Spec.Image)+" "+joinRefs(sb.Spec.Layers)))
 	p.line("created", fmt.Sprintf("%s on node %s, starts %d", ago(sb.Created), sb.Node, sb.Starts))
 	if r := sb.Result; r != nil {
@@ -88,10 +89,10 @@ func (t told) printLimits(p *page) {
 	p.head("limits and peaks")
 	lim := t.Sandbox.Spec.Limits
 	if s := t.Stats; s != nil {
-		p.line("memory", fmt.Sprintf("%s peak of %s, now %s, oom kills %d", size(s.MemoryPeak), size(max(lim.Memory, s.MemoryLimit)), size(s.Memory), s.OOMKills))
-		p.line("pids", fmt.Sprintf("%d peak of %d, now %d, refused %d", s.PidsPeak, max(lim.Pids, s.PidsLimit), s.Pids, s.PidsDenied))
-		p.line("disk", fmt.Sprintf("%s of %s", size(s.Disk), size(max(lim.Disk, s.DiskLimit))))
-		p.line("cpu", fmt.Sprintf("%s used, held back %s, limit %g cores", span(s.CPU), span(s.Throttled), lim.CPU))
+		p.line("memory", fmt.Sprintf("peak %s, now %s, oom kills %d", of(size(s.MemoryPeak), max(lim.Memory, s.MemoryLimit), size), size(s.Memory), s.OOMKills))
+		p.line("pids", fmt.Sprintf("peak %s, now %d, refused %d", of(fmt.Sprint(s.PidsPeak), max(lim.Pids, s.PidsLimit), plainCount), s.Pids, s.PidsDenied))
+		p.line("disk", of(size(s.Disk), max(lim.Disk, s.DiskLimit), size))
+		p.line("cpu", fmt.Sprintf("%s used, held back %s%s", span(s.CPU), span(s.Throttled), cores(lim.CPU)))
 		return
 	}
 	if t.Sandbox.Result == nil {
@@ -99,11 +100,26 @@ func (t told) printLimits(p *page) {
 		return
 	}
 	u := t.Sandbox.Result.Usage
-	p.line("memory", fmt.Sprintf("%s peak of %s, oom kills %d", size(u.MemoryPeak), size(lim.Memory), u.OOMKills))
-	p.line("pids", fmt.Sprintf("%d peak of %d", u.PidsPeak, lim.Pids))
-	p.line("disk", fmt.Sprintf("%s of %s", size(u.DiskUsed), size(lim.Disk)))
-	p.line("cpu", fmt.Sprintf("%s used in %s, held back %s, limit %g cores", span(u.CPU), span(u.Wall), span(u.Throttled), lim.CPU))
+	p.line("memory", fmt.Sprintf("peak %s, oom kills %d", of(size(u.MemoryPeak), lim.Memory, size), u.OOMKills))
+	p.line("pids", "peak "+of(fmt.Sprint(u.PidsPeak), lim.Pids, plainCount))
+	p.line("disk", of(size(u.DiskUsed), lim.Disk, size))
+	p.line("cpu", fmt.Sprintf("%s used in %s, held back %s%s", span(u.CPU), span(u.Wall), span(u.Throttled), cores(lim.CPU)))
 	p.line("commands", fmt.Sprintf("%d started, %s of output", u.ExecsStarted, size(u.OutputBytes)))
+}
+
+func cores(limit float64) string {
+	if limit == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", limit %g cores", limit)
+}
+
+// since adds a time to a text if it is known.
+func since(text, link string, t time.Time) string {
+	if t.IsZero() {
+		return text
+	}
+	return text + link + ago(t)
 }
 
 // printCommands shows the last commands with what came of them.
