@@ -157,6 +157,16 @@ func TestSpecsThatCanNeverWorkNameTheField(t *testing.T) {
 	}
 }
 
+func TestNamesAreUsableAndNoIDs(t *testing.T) {
+	for name, ok := range map[string]bool{"dev": true, "a.b_c-9": true, "../x": false, "a:b": false, "BAD name!": false, "-x": false,
+		string(NewSandboxID("abc")): false} {
+		s := Spec{Tier: TierContainer, Image: "x", Name: name}
+		if err := s.Validate(); (err == nil) != ok {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
 func TestHostNamesAreShortenedToLabels(t *testing.T) {
 	for in, want := range map[string]string{
 		"": "sandbox", "a_b c": "a-b-c", "--x": "x", "x.": "x", strings.Repeat("y", 200): strings.Repeat("y", 63), "ü": "sandbox",

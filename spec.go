@@ -124,8 +124,8 @@ func (s *Spec) Validate() error {
 	default:
 		return bad("oom", "unknown policy %s", Quote(string(s.OOM)))
 	}
-	if len(s.Name) > MaxNameBytes {
-		return bad("name", "%d bytes, at most %d", len(s.Name), MaxNameBytes)
+	if s.Name != "" && !validName(s.Name) {
+		return bad("name", "%s, want at most %d letters, digits and ._-, a letter or digit first, and no sandbox id", Quote(s.Name), MaxNameBytes)
 	}
 	if err := s.Limits.validate(); err != nil {
 		return err
@@ -134,6 +134,21 @@ func (s *Spec) Validate() error {
 		return err
 	}
 	return s.validateMaps()
+}
+
+// validName keeps names apart from ids and usable in paths and command lines.
+func validName(s string) bool {
+	if len(s) > MaxNameBytes || s[0] == '.' || s[0] == '-' || s[0] == '_' {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
+			return false
+		}
+	}
+	_, _, err := ParseSandboxID(s)
+	return err != nil
 }
 
 func (s *Spec) validateMaps() error {

@@ -3,6 +3,7 @@ package layer
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"regexp"
 	"strings"
 
 	"github.com/opendsec/dsec"
@@ -38,4 +39,14 @@ func (d Digest) sum() ([]byte, error) {
 		return nil, err
 	}
 	return hex.DecodeString(d.Hex())
+}
+
+var tagPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}$`)
+
+// CheckTag says whether a name can be a tag.
+func CheckTag(tag string) error {
+	if !tagPattern.MatchString(tag) || strings.HasPrefix(tag, digestPrefix) {
+		return dsec.Errorf(dsec.Invalid, "read tag", dsec.Quote(tag), "want letters, digits and ._/:@+-, at most 128, not a digest")
+	}
+	return nil
 }

@@ -6,16 +6,15 @@ import (
 	"io"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/runtime"
 )
-
-const maxTag = 256
 
 // Commit implements Service: it stops the sandbox, makes a layer of what was
 // changed in it, and tags that. The sandbox stays stopped.
 func (n *Node) Commit(ctx context.Context, id dsec.SandboxID, tag string, callID string) (digest string, err error) {
-	if tag == "" || len(tag) > maxTag {
-		return "", dsec.Errorf(dsec.Invalid, "commit sandbox", string(id), "tag %s, want 1 to %d bytes", dsec.Quote(tag), maxTag)
+	if err := layer.CheckTag(tag); err != nil {
+		return "", dsec.E(dsec.Invalid, "commit sandbox", string(id), err)
 	}
 	return n.once(ctx, "commit", id, callID, tag, func(t *turn) (string, error) {
 		s, ok := t.rt.(runtime.Snapshotter)

@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/files"
 	"github.com/opendsec/dsec/process"
 )
@@ -221,5 +222,25 @@ func TestMetricsOfTheNodeAreServedByTheGateway(t *testing.T) {
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || !strings.Contains(string(text), `dsec_node_creations_total{outcome="ok"} 1`) {
 		t.Errorf("%v\n%s", err, text)
+	}
+}
+
+// A refused upload is an error for its caller and nothing for the log.
+func TestRefusedUploadsAreQuiet(t *testing.T) {
+	h := start(t)
+	for _, o := range []client.BuildOptions{{Tag: "x", Owner: "bob"}, {Tag: "bad tag!"}} {
+		if _, err := h.UploadTree(t.Context(), bytes.NewReader(busybox(t)), o); dsec.ClassOf(err) != dsec.Invalid {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	id := h.create(nil)
+	if _, err := h.Commit(t.Context(), id, "bad tag!"); dsec.ClassOf(err) != dsec.Invalid {
+		t.Errorf("commit: %v", err)
+	}
+	if state := h.states(t.Context())[id]; state != dsec.Running {
+		t.Errorf("a refused commit left it %s", state)
+	}
+	if strings.Contains(h.log.String(), "panic") {
+		t.Errorf("the log:\n%s", h.log)
 	}
 }

@@ -22,17 +22,22 @@ import (
 // unless the tag is empty. Concurrent imports of one source with equal options
 // convert it once.
 func (s *Store) Import(ctx context.Context, source, tag string, opts image.Options) (layer.Info, error) {
-	const op = "import layer"
-	if err := checkTag(tag); err != nil {
-		return layer.Info{}, err
-	}
 	loc, err := image.Locate(source)
 	if err != nil {
 		return layer.Info{}, err
 	}
+	return s.ImportAt(ctx, loc, tag, opts)
+}
+
+// ImportAt is Import of a source that has been located.
+func (s *Store) ImportAt(ctx context.Context, loc image.Location, tag string, opts image.Options) (layer.Info, error) {
+	const op = "import layer"
+	if err := checkTag(tag); err != nil {
+		return layer.Info{}, err
+	}
 	key, err := json.Marshal([]any{loc, opts})
 	if err != nil {
-		return layer.Info{}, dsec.E(dsec.Internal, op, source, err)
+		return layer.Info{}, dsec.E(dsec.Internal, op, loc.Source, err)
 	}
 	info, err := s.once(ctx, string(key), func() (layer.Info, error) {
 		return s.convert(ctx, loc, nil, image.Files{}, opts)
@@ -101,8 +106,7 @@ func checkTag(tag string) error {
 	if tag == "" {
 		return nil
 	}
-	_, err := tagFile(tag)
-	return err
+	return layer.CheckTag(tag)
 }
 
 // convert makes a layer in tmp and moves it to its place.

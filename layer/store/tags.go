@@ -14,15 +14,14 @@ import (
 )
 
 var (
-	tagPattern   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}$`)
 	leasePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}$`)
 )
 
 // tagFile is the file of a tag. A slash cannot be in a file name, and a tag
 // has no "%".
 func tagFile(tag string) (string, error) {
-	if !tagPattern.MatchString(tag) || strings.HasPrefix(tag, "sha256:") {
-		return "", dsec.Errorf(dsec.Invalid, "read tag", dsec.Quote(tag), "want letters, digits and ._/:@+-, at most 128, not a digest")
+	if err := layer.CheckTag(tag); err != nil {
+		return "", err
 	}
 	return path.Join("tags", strings.ReplaceAll(tag, "/", "%")), nil
 }

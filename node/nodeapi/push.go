@@ -2,6 +2,7 @@ package nodeapi
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"sync"
 	"time"
@@ -133,6 +134,9 @@ func (s *Server) serveBuild(w http.ResponseWriter, r *http.Request) {
 	})(w, r)
 }
 
+// maxRefused bounds what is read of an upload that has failed.
+const maxRefused = 256 << 20
+
 // serveUpload makes a layer of a tar in the body.
 func (s *Server) serveUpload(w http.ResponseWriter, r *http.Request) {
 	s.raw(func(w http.ResponseWriter, r *http.Request) error {
@@ -142,6 +146,9 @@ func (s *Server) serveUpload(w http.ResponseWriter, r *http.Request) {
 		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
 			return dsec.E(dsec.Internal, "upload layer", "", err)
 		}
+		// A body that was refused is read on: net/http panics over one that is left
+		// in the middle when reading and answering overlap.
+		defer func() { _, _ = io.CopyN(io.Discard, body, maxRefused) }()
 		return s.makeLayer(w, r, func(ctx context.Context, store Layers, progress func(Progress)) (Layer, error) {
 			if q.Get("kind") == "import" {
 				return store.Import(ctx, Import{Source: q.Get("source"), Tar: body, Tag: q.Get("tag"), CallID: q.Get("call_id")}, progress)

@@ -27,16 +27,20 @@ func (l *layers) Import(ctx context.Context, r nodeapi.Import, progress func(nod
 	if r.Arch != "" {
 		o.Platform = "linux/" + r.Arch
 	}
-	source := r.Source
+	path := r.Source
 	if r.Tar != nil {
-		path, err := l.spooled(r.Tar)
-		if err != nil {
+		var err error
+		if path, err = l.spooled(r.Tar); err != nil {
 			return nodeapi.Layer{}, err
 		}
 		defer os.Remove(path)
-		source = path
 	}
-	info, err := l.store.Import(ctx, source, r.Tag, o)
+	loc, err := image.Locate(path)
+	if err != nil {
+		return nodeapi.Layer{}, err
+	}
+	loc.Source = r.Source // not where it was spooled
+	info, err := l.store.ImportAt(ctx, loc, r.Tag, o)
 	if err != nil {
 		return nodeapi.Layer{}, err
 	}
