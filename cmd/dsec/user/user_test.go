@@ -157,13 +157,14 @@ func TestWhyFitsOnAPage(t *testing.T) {
 		told.Events = append(told.Events, dsec.Event{Type: dsec.EventExecStarted, Exec: id, Detail: "make \x1b[31mtest"},
 			dsec.Event{Type: dsec.EventExecExited, Exec: id, Detail: string(process.Exited), Fields: map[string]string{"exit_code": "2"}})
 	}
+	told.Ends = map[string]process.Result{"e7": {Status: process.Exited, ExitCode: 3, OOM: true, OOMLimit: 64 << 20, Wall: time.Second}}
 	told.Events = append(told.Events, dsec.Event{Type: dsec.EventOOM, Detail: "killed python3"})
 	var b bytes.Buffer
 	if err := told.print(&b); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"agent: oom in phase \"run\", induced by self", "drop from the loss: false", "oom_kill 1", "peak 64.0 MiB of 64.0 MiB",
-		"e8", "make ?[31mtest → exited exit_code=2", "killed python3"} {
+		"e8", "exited 3, out of memory at 64.0 MiB, 1s, 0 B of output", "make ?[31mtest → exited exit_code=2", "killed python3"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("lacks %q:\n%s", want, b.String())
 		}

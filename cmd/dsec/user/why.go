@@ -13,12 +13,14 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 )
 
 const (
 	whyCommands = 5 // shown, the last ones
 	whyDenials  = 10
+	whyWait     = 300 * time.Millisecond // for how a command ended that has
 )
 
 // told is all that why knows, and prints as JSON.
@@ -27,6 +29,8 @@ type told struct {
 	Mask    bool           `json:"mask"` // a trainer should drop the rollout from its loss
 	Stats   *runtime.Stats `json:"stats,omitempty"`
 	Events  []dsec.Event   `json:"events"`
+	// Ends of the last commands, as far as they are known, by their ids.
+	Ends map[string]process.Result `json:"ends"`
 }
 
 // Why is the verb that says on one page what became of a sandbox.
@@ -58,12 +62,27 @@ func learn(ctx context.Context, cl *client.Client, id dsec.SandboxID) (t told, e
 		return t, err
 	}
 	t.Mask = t.Sandbox.Result != nil && t.Sandbox.Result.Mask()
-	if st, err := cl.Stats(ctx, id); err == nil { // of an ended one: its result has the usage
-		t.Stats = &st
+	if t.Sandbox.State.Live() { // the result of an ended one has the usage
+		if st, err := cl.Stats(ctx, id); err == nil { // else it ended meanwhile
+			t.Stats = &st
+		}
 	}
-	t.Events, err = gather(ctx, cl, client.Events{Sandboxes: []dsec.SandboxID{id}})
-	return t, err
+	if t.Events, err = gather(ctx, cl, client.Events{Sandboxes: []dsec.SandboxID{id}}); err != nil {
+		return t, err
+	}
+	t.Ends = map[string]process.Result{}
+	for _, exec := range lastOf(execsOf(t.Events), whyCommands) {
+		within, cancel := context.WithTimeout(ctx, whyWait)
+		if r, err := cl.Attach(id, exec).Wait(within); err == nil { // else it runs, or is no longer known
+			t.Ends[exec] = r
+		}
+		cancel()
+	}
+	return t, nil
 }
+
+// lastOf returns the last n of a list.
+func lastOf[T any](list []T, n int) []T { return list[max(0, len(list)-n):] }
 
 func (t told) print(w io.Writer) error {
 	p, sb := &page{w: w}, t.Sandbox
@@ -138,14 +157,29 @@ func (t told) printCommands(p *page) {
 		return
 	}
 	p.head("last commands")
-	for _, id := range ids[max(0, len(ids)-whyCommands):] {
+	for _, id := range lastOf(ids, whyCommands) {
 		what := strings.TrimSpace(began[id].Detail + " " + fields(began[id]))
 		how := "runs"
 		if e, ok := ended[id]; ok {
 			how = strings.TrimSpace(e.Detail + " " + fields(e))
 		}
+		if r, ok := t.Ends[id]; ok {
+			how = ending(r)
+		}
 		p.line(id, strings.TrimSpace(what+" → "+how))
 	}
+}
+
+// ending is how a command ended, on one line.
+func ending(r process.Result) string {
+	how := string(r.Status)
+	if r.Status == process.Exited {
+		how += fmt.Sprintf(" %d", r.ExitCode)
+	}
+	if r.OOM {
+		how += ", out of memory at " + size(r.OOMLimit)
+	}
+	return how + fmt.Sprintf(", %s, %s of output", span(r.Wall), size(r.Stdout.Total+r.Stderr.Total))
 }
 
 // printDenials shows what was refused or went wrong.
@@ -160,7 +194,7 @@ func (t told) printDenials(p *page) {
 		return
 	}
 	p.head("denials and notes")
-	for _, e := range lines[max(0, len(lines)-whyDenials):] {
+	for _, e := range lastOf(lines, whyDenials) {
 		p.line(e.Time.Local().Format("15:04:05"), describe(e))
 	}
 }
