@@ -100,9 +100,9 @@ func (r *Redialing) connect(ctx context.Context, old *Client, done chan struct{}
 	return c, nil
 }
 
-// mostDials is far more than chance explains: a server lives for seconds, and
-// each of these calls would have to meet one in its last instant.
-const mostDials = 100
+// mostDials is more than chance explains: a server lives for seconds, and each
+// of these calls would have to meet one in its last instant.
+const mostDials = 10
 
 // with runs fn on a live client, again if the first one was about to leave.
 func (r *Redialing) with(ctx context.Context, fn func(*Client) error) error {
