@@ -3,6 +3,7 @@ package machine
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -242,5 +243,54 @@ func TestRefusedUploadsAreQuiet(t *testing.T) {
 	}
 	if strings.Contains(h.log.String(), "panic") {
 		t.Errorf("the log:\n%s", h.log)
+	}
+}
+
+// What the kernel counts for each user must not be counted together: one
+// sandbox would use up the inotify instances of all, and of the machine.
+func TestOneSandboxCannotUseUpAnothersWatches(t *testing.T) {
+	h := start(t)
+	hog := filepath.Join(t.TempDir(), "hog")
+	build := exec.Command("go", "build", "-o", hog, "./testdata/hog")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	text, err := os.ReadFile(hog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mode := uint32(0o755)
+	greedy, other := h.create(nil), h.create(nil)
+	for _, id := range []dsec.SandboxID{greedy, other} {
+		if _, err := h.Files(id, "").Write(t.Context(), "/hog", bytes.NewReader(text), files.WriteOptions{Mode: &mode}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := h.Exec(t.Context(), greedy, process.Spec{Argv: []string{"/hog", "100000"}, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	enough := errors.New("it has said how many")
+	var got bytes.Buffer
+	_, err = p.Follow(t.Context(), client.Offsets{}, func(c client.Chunk) error {
+		if got.Write(c.Data); bytes.HasSuffix(got.Bytes(), []byte("\n")) {
+			return enough
+		}
+		return nil
+	})
+	if n, _ := strconv.Atoi(strings.TrimSpace(got.String())); !errors.Is(err, enough) || n < 50 {
+		t.Fatalf("it got %q: %v", got.String(), err)
+	}
+	if out, r := h.sh(other, "/hog 10 </dev/null"); r.ExitCode != 0 || out != "10\n" {
+		t.Errorf("the other sandbox gets %q of 10", out)
+	}
+	fd, err := syscall.InotifyInit()
+	if err != nil {
+		t.Fatalf("the machine gets none: %v", err)
+	}
+	_ = syscall.Close(fd)
+	if out, _ := h.sh(other, "grep devpts /proc/mounts"); !strings.Contains(out, "max=64") {
+		t.Errorf("terminals are not limited: %q", out)
 	}
 }

@@ -135,8 +135,7 @@ func startForker(image *os.File) (*forker, error) {
 // tell sends a request that has no answer. A forker that was killed is given
 // the time to be replaced.
 func (k *forker) tell(op uint32, files []*os.File) error {
-	b := binary.LittleEndian.AppendUint32(nil, op)
-	b = binary.LittleEndian.AppendUint32(b, 0)
+	b := request(op, 0, 0)
 	limit := time.Now().Add(respawnWait)
 	for {
 		err := sendFiles(k.conn(), b, files)
@@ -150,14 +149,19 @@ func (k *forker) tell(op uint32, files []*os.File) error {
 	}
 }
 
-// call sends a request and waits for its answer.
-func (k *forker) call(op, flags uint32, files []*os.File) (answer, *os.File, error) {
-	k.one.Lock()
-	defer k.one.Unlock()
+// request is struct request of the forker.
+func request(op, flags, owner uint32) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, op)
 	b = binary.LittleEndian.AppendUint32(b, flags)
+	return binary.LittleEndian.AppendUint32(b, owner)
+}
+
+// call sends a request and waits for its answer.
+func (k *forker) call(req []byte, files []*os.File) (answer, *os.File, error) {
+	k.one.Lock()
+	defer k.one.Unlock()
 	c := k.conn()
-	if err := sendFiles(c, b, files); err != nil {
+	if err := sendFiles(c, req, files); err != nil {
 		return answer{}, nil, dsec.E(dsec.Internal, "ask forker", "", err)
 	}
 	a, got, err := recvAnswer(c)

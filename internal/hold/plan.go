@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
+
+// mostPTYs of a sandbox.
+const mostPTYs = 64
 
 // The mount plan: what PID 1 does to get its root, one operation after the
 // other; "mount plan" in docs/formats/hold.md.
@@ -127,7 +131,8 @@ func compilePlan(in planInput) (*plan, error) {
 	p.dir("/sys", 0o555)
 	p.attach(in.sys, "/sys", planNoLinks)
 	if in.dev != nil {
-		pts := []string{"ptmxmode=0666", "mode=0620"}
+		// The machine has some thousands for all; each sandbox gets its part.
+		pts := []string{"ptmxmode=0666", "mode=0620", "max=" + strconv.Itoa(mostPTYs)}
 		if in.idCount > 5 {
 			pts = append(pts, "gid=5")
 		}

@@ -99,7 +99,7 @@ func (sb *sandbox) spawn(ctx context.Context, f *frame) ([]*os.File, error) {
 	}
 	var pidfd *os.File
 	err = sb.s.withForker(ctx, func(k *forker) error {
-		a, fd, err := k.call(nativeSpawn, flags, files)
+		a, fd, err := k.call(request(nativeSpawn, flags, sb.spec.UIDBase), files)
 		if err != nil {
 			return err
 		}

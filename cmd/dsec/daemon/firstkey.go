@@ -10,11 +10,18 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/config"
 	"github.com/opendsec/dsec/internal/contexts"
 )
 
-// localContext is the name of the context that the first start writes.
-const localContext = "local"
+// contextName is what the first start calls its context: that of the usual
+// instance is "local".
+func (s *settings) contextName() string {
+	if s.Instance == config.Default().Instance {
+		return "local"
+	}
+	return s.Instance
+}
 
 // awaitNode returns when the gateway has heard of the node and would give it
 // sandboxes.
@@ -63,13 +70,13 @@ func firstKey(ctx context.Context, s *settings) error {
 	if err != nil {
 		return err
 	}
-	f.Contexts[localContext] = contexts.Context{Socket: s.socket(), APIKey: secret}
+	f.Contexts[s.contextName()] = contexts.Context{Socket: s.socket(), APIKey: secret}
 	if f.Current == "" {
-		f.Current = localContext
+		f.Current = s.contextName()
 	}
 	if err := f.Save(path); err != nil {
 		return err
 	}
-	fmt.Printf("context %q written to %s\n", localContext, path)
+	fmt.Printf("context %q written to %s\n", s.contextName(), path)
 	return nil
 }

@@ -20,7 +20,7 @@ enum {
 	S_BOUNDING, S_GROUPS, S_UID, S_NNP, S_SECCOMP, S_CAPS, S_CWD, S_EXEC, S_FSPROC, S_FSSYS, S_PLAN
 };
 
-struct request { u32 op, flags; };                 /* hold to forker */
+struct request { u32 op, flags, owner; };          /* hold to forker; owner of the user namespace */
 enum { OP_SPAWN = 1, OP_EXEC = 2 };
 enum { F_NETNS = 1 };                              /* SPAWN: join the third descriptor */
 struct reply { i32 step, err, pid, self; };        /* everybody to hold */
@@ -43,10 +43,23 @@ static __attribute__((noreturn)) void die(int sock, int step, long err)
 
 /* Leaves the machine's mounts for an empty read-only file system, which is all
  * that is ever below the root of a sandbox. */
+/* What a sandbox uses of limits that the kernel counts for each user, such as
+ * inotify instances, is charged to the owner of its user namespace: its own
+ * first uid, so that it uses up nobody else's. Capabilities stay as they are;
+ * a change of ids resets what is set again here. */
+static long own(u32 uid)
+{
+	long e = sys3(__NR_setresuid, -1, uid, -1);
+	sys2(__NR_prctl, PR_SET_DUMPABLE, 0);
+	sys2(__NR_prctl, PR_SET_PDEATHSIG, 9);
+	return e;
+}
+
 static void hide(void)
 {
 	long fs, m, e;
-	sys2(__NR_prctl, PR_SET_DUMPABLE, 0);
+	own(0);
+	sys2(__NR_prctl, PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
 	if ((e = sys1(__NR_unshare, CLONE_NEWNS)) < 0 ||
 	    (e = sys5(__NR_mount, "none", "/", 0, K_MS_REC | K_MS_PRIVATE, 0)) < 0)
 		die(CTL, S_SETUP, e);
@@ -284,27 +297,29 @@ static void init(int sock)
 
 static void spawn(struct request *q, int *fds)
 {
-	int pidfd = -1, own = -1;
+	int pidfd = -1, net = -1;
 	struct clone_args a = { .flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS |
 		CLONE_PARENT | CLONE_PIDFD | CLONE_INTO_CGROUP, .pidfd = (u64)&pidfd, .cgroup = (u64)fds[0] };
 	long pid;
 	if (q->flags & F_NETNS) {
-		own = (int)sys4(__NR_openat, PROC, "self/ns/net", O_RDONLY | O_CLOEXEC, 0);
-		if ((pid = own < 0 ? own : sys2(__NR_setns, fds[2], CLONE_NEWNET)) < 0) {
+		net = (int)sys4(__NR_openat, PROC, "self/ns/net", O_RDONLY | O_CLOEXEC, 0);
+		if ((pid = net < 0 ? net : sys2(__NR_setns, fds[2], CLONE_NEWNET)) < 0) {
 			say(CTL, S_SETNS, pid, 0, 0, -1, -1);
 			return;
 		}
 	} else
 		a.flags |= CLONE_NEWNET;
-	pid = sys2(__NR_clone3, &a, sizeof a);
+	if ((pid = own(q->owner)) >= 0)
+		pid = sys2(__NR_clone3, &a, sizeof a);
 	if (pid == 0) {
 		sys3(__NR_dup3, fds[1], CTL, O_CLOEXEC);
 		sys3(__NR_close_range, CTL + 1, ~0u, 0);
 		init(CTL);
 	}
-	if (own >= 0) {
-		sys2(__NR_setns, own, CLONE_NEWNET);
-		sys1(__NR_close, own);
+	own(0);
+	if (net >= 0) {
+		sys2(__NR_setns, net, CLONE_NEWNET);
+		sys1(__NR_close, net);
 	}
 	say(CTL, pid < 0 ? S_CLONE : 0, pid < 0 ? pid : 0, (int)pid, 0, pid < 0 ? -1 : pidfd, -1);
 	if (pidfd >= 0)

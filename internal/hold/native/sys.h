@@ -11,6 +11,7 @@
 #include <linux/prctl.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
+#include <linux/securebits.h>
 
 typedef unsigned char u8;
 typedef unsigned short u16;
