@@ -82,7 +82,7 @@ func startServer(t *testing.T, dir, listen string) *cluster.Server {
 
 func open(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 	t.Helper()
-	cfg.DeadAfter, cfg.Log = time.Second, quiet
+	cfg.DeadAfter, cfg.Log = 3*time.Second, quiet
 	c, err := cluster.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

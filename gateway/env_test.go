@@ -256,7 +256,7 @@ func (e *env) start(opts ...option) *env {
 	e.nats, err = cluster.StartServer(cluster.ServerConfig{Dir: filepath.Join(dir, "js"), Listen: "127.0.0.1:0", Secret: secret, Log: quiet})
 	must(t, err)
 	t.Cleanup(func() { _ = e.nats.Close() })
-	e.cluster, err = cluster.Open(t.Context(), cluster.Config{Server: e.nats, DeadAfter: time.Second, Log: quiet})
+	e.cluster, err = cluster.Open(t.Context(), cluster.Config{Server: e.nats, DeadAfter: 5 * time.Second, Log: quiet})
 	must(t, err)
 	t.Cleanup(func() { _ = e.cluster.Close() })
 	e.startNode()
