@@ -6,6 +6,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,12 +29,16 @@ var quiet = slog.New(slog.DiscardHandler)
 type bookNode struct {
 	node.Service
 	node.Inside
-	id   dsec.NodeID
+	id  dsec.NodeID
+	max int
+
+	mu   sync.Mutex
 	list []node.Sandbox
-	max  int
 }
 
 func (n *bookNode) Create(_ context.Context, project string, s dsec.Spec) (node.Sandbox, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if len(n.list) >= n.max {
 		return node.Sandbox{}, dsec.Errorf(dsec.ResourceExhausted, "create sandbox", "", "node %s is full", n.id)
 	}
@@ -41,7 +47,11 @@ func (n *bookNode) Create(_ context.Context, project string, s dsec.Spec) (node.
 	return sb, nil
 }
 
-func (n *bookNode) List(context.Context, node.Filter) ([]node.Sandbox, error) { return n.list, nil }
+func (n *bookNode) List(context.Context, node.Filter) ([]node.Sandbox, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.list), nil
+}
 
 func (n *bookNode) Get(ctx context.Context, id dsec.SandboxID) (node.Sandbox, error) {
 	if id[len(id)-1] == 'a' { // hangs
@@ -57,6 +67,8 @@ func (n *bookNode) Events(ctx context.Context, _ node.Filter, _ time.Time, _ fun
 }
 
 func (n *bookNode) Load() node.Load {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	return node.Load{Live: len(n.list), MaxLive: 1000, Tiers: []dsec.Tier{dsec.TierContainer}}
 }
 
