@@ -60,6 +60,21 @@ func TestA25_ASignalReachesTheCommandItWasMeantForOrNobody(t *testing.T) {
 // B11: an image with one static program, no shell, and a WORKDIR it does not have.
 func TestB11_AWorkingDirectoryThatIsMissingIsMade(t *testing.T) {
 	h := start(t)
+	root := staticLayout(t)
+	if _, err := h.Import(t.Context(), "oci:"+root, "static", nil); err != nil {
+		t.Fatal(err)
+	}
+	id := h.create(func(s *dsec.Spec) { s.Image = "static" })
+	var out bytes.Buffer
+	r, err := h.Run(t.Context(), id, process.Spec{Argv: []string{"/busybox", "pwd"}}, &out, &out)
+	if err != nil || r.ExitCode != 0 || out.String() != "/app/deep\n" {
+		t.Errorf("%q, %+v, %v", out.String(), r, err)
+	}
+}
+
+// staticLayout is an OCI layout of an image with one program.
+func staticLayout(t *testing.T) string {
+	t.Helper()
 	root := filepath.Join(t.TempDir(), "layout")
 	l, err := tarball.LayerFromFile(oneProgram(t))
 	if err != nil {
@@ -85,15 +100,7 @@ func TestB11_AWorkingDirectoryThatIsMissingIsMade(t *testing.T) {
 	if err := p.AppendImage(img); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Import(t.Context(), "oci:"+root, "static", nil); err != nil {
-		t.Fatal(err)
-	}
-	id := h.create(func(s *dsec.Spec) { s.Image = "static" })
-	var out bytes.Buffer
-	r, err := h.Run(t.Context(), id, process.Spec{Argv: []string{"/busybox", "pwd"}}, &out, &out)
-	if err != nil || r.ExitCode != 0 || out.String() != "/app/deep\n" {
-		t.Errorf("%q, %+v, %v", out.String(), r, err)
-	}
+	return root
 }
 
 // oneProgram is a tar of busybox alone.
@@ -292,5 +299,27 @@ func TestOneSandboxCannotUseUpAnothersWatches(t *testing.T) {
 	_ = syscall.Close(fd)
 	if out, _ := h.sh(other, "grep devpts /proc/mounts"); !strings.Contains(out, "max=64") {
 		t.Errorf("terminals are not limited: %q", out)
+	}
+}
+
+// What people have on their own machine becomes an image through the command line.
+func TestDirectoriesAndLayoutsAreImported(t *testing.T) {
+	h := start(t)
+	dsecDo := func(args ...string) {
+		t.Helper()
+		cmd := exec.Command(binary, args...)
+		cmd.Env = append(os.Environ(), "DSEC_SOCKET="+filepath.Join(h.dir, "run", "gateway.sock"))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("dsec %v: %v\n%s", args, err, out)
+		}
+	}
+	dsecDo("image", "import", staticLayout(t), "--tag", "layout")
+	tree := t.TempDir()
+	if out, err := exec.Command("tar", "-C", tree, "-xf", oneProgram(t)).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	dsecDo("image", "import", tree, "--tag", "tree")
+	for _, image := range []string{"layout", "tree"} {
+		dsecDo("run", image, "--", "/busybox", "true")
 	}
 }

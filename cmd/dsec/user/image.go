@@ -2,6 +2,7 @@ package user
 
 import (
 	"context"
+	"io"
 	"os"
 	"strings"
 
@@ -25,10 +26,10 @@ func Image() *cobra.Command {
 func imageImport() *cobra.Command {
 	var tag string
 	c := &cobra.Command{
-		Use:   "import REFERENCE|FILE",
+		Use:   "import REFERENCE|FILE|DIR",
 		Short: "Make a layer of an image",
 		Long: `The server fetches an OCI reference. A file here (docker save, OCI archive or root file
-system tar) is sent to it; "-" is stdin. With a leading "server:" it is a path on the
+system tar) or a directory (OCI layout or root file system) is sent to it; "-" is stdin. With a leading "server:" it is a path on the
 server below a root it allows.`,
 		Example:           "  dsec image import docker.io/library/debian:12 --tag debian:12\n  docker save app | dsec image import - --tag app:v1",
 		Args:              cobra.ExactArgs(1),
@@ -63,8 +64,12 @@ func importFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from, 
 		b := newBar(c, "send", st.Size(), size)
 		defer b.done()
 		return cl.UploadImage(ctx, counting{r: f, b: b}, tag)
-	case err == nil && strings.ContainsAny(from, "/"):
-		return client.Layer{}, dsec.Errorf(dsec.Invalid, "import image", dsec.Quote(from), "is a directory here; use: dsec layer build --from, or server:%s", from)
+	case err == nil && st.IsDir():
+		b := newBar(c, "send", 0, size)
+		defer b.done()
+		return sendDir(ctx, from, func(r io.Reader) (client.Layer, error) {
+			return cl.UploadImage(ctx, counting{r: r, b: b}, tag)
+		})
 	}
 	b := newBar(c, "import", 0, size)
 	defer b.done()

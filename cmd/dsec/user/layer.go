@@ -72,7 +72,14 @@ func buildFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from st
 		b.set(0, st.Size())
 		return cl.UploadTree(ctx, counting{r: f, b: b}, o)
 	}
-	l, err := files.NewLocal(from)
+	return sendDir(ctx, from, func(r io.Reader) (client.Layer, error) {
+		return cl.UploadTree(ctx, counting{r: r, b: b}, o)
+	})
+}
+
+// sendDir packs a directory of this machine while send reads it.
+func sendDir(ctx context.Context, dir string, send func(io.Reader) (client.Layer, error)) (client.Layer, error) {
+	l, err := files.NewLocal(dir)
 	if err != nil {
 		return client.Layer{}, err
 	}
@@ -84,7 +91,7 @@ func buildFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from st
 		w.CloseWithError(err)
 		packed <- err
 	}()
-	made, err := cl.UploadTree(ctx, counting{r: r, b: b}, o)
+	made, err := send(r)
 	r.CloseWithError(io.ErrClosedPipe)
 	if perr := <-packed; perr != nil && dsec.ClassOf(perr) != dsec.Canceled {
 		return client.Layer{}, perr
