@@ -10,9 +10,8 @@ import (
 	"os"
 	"runtime"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 //go:embed all:bin
@@ -27,16 +26,8 @@ func Hold() (*os.File, error) {
 	if err != nil {
 		return nil, dsec.E(dsec.Unsupported, "open embedded binary", name, errNotBuilt)
 	}
-	fd, err := unix.MemfdCreate("dsec-hold", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	f, err := linux.SealedFile("dsec-hold", b)
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, "open embedded binary", name, err)
-	}
-	f := os.NewFile(uintptr(fd), name)
-	if _, err = f.Write(b); err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
-	}
-	if err != nil {
-		_ = f.Close()
 		return nil, dsec.E(dsec.Internal, "open embedded binary", name, err)
 	}
 	return f, nil

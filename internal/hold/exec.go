@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -373,7 +374,7 @@ func (e *execution) spoolFile(s process.Stream) (*os.File, error) {
 	}
 	var f *os.File
 	if b, ok := w.Image(); ok {
-		f, err = sealedMemfd("spool", b)
+		f, err = linux.SealedFile("spool", b)
 	} else {
 		f, err = os.Open(e.spoolPath(s))
 	}

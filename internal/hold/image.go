@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // The exec image is what the C program needs to become a command, flat and
@@ -112,7 +114,7 @@ func (e *execImage) encode() []byte {
 	return w.b
 }
 
-func (e *execImage) memfd() (*os.File, error) { return sealedMemfd("exec", e.encode()) }
+func (e *execImage) memfd() (*os.File, error) { return linux.SealedFile("exec", e.encode()) }
 
 // candidates are the paths to try for a program, as execvp does.
 func candidates(program string, env []string) []string {

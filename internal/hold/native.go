@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 //go:embed all:native/bin
@@ -97,7 +98,7 @@ func forkerImage() (*os.File, error) {
 	if err != nil {
 		return nil, dsec.E(dsec.Unsupported, "start forker", runtime.GOARCH, ErrNotBuilt)
 	}
-	return sealedMemfd("init", b)
+	return linux.SealedFile("init", b)
 }
 
 // startForker must run on a thread that lives as long as we do: the kernel ties

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // protocolVersion is in every frame; see docs/formats/hold.md.
@@ -103,7 +104,7 @@ func (w *wire) send(f frame) error {
 	}
 	body := f.body
 	if len(body) > maxInline {
-		m, err := sealedMemfd("frame", body)
+		m, err := linux.SealedFile("frame", body)
 		if err != nil {
 			return err
 		}
@@ -201,25 +202,6 @@ func (f *frame) parse(b []byte) error {
 	f.body = make([]byte, size)
 	_, err := last.ReadAt(f.body, 0)
 	return err
-}
-
-// sealedMemfd makes a memfd that nobody can change.
-func sealedMemfd(name string, b []byte) (*os.File, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, fmt.Errorf("memfd_create: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), name)
-	if _, err := f.WriteAt(b, 0); err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("seal memfd: %w", err)
-	}
-	return f, nil
 }
 
 // wireError is an error on its way.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -134,15 +133,9 @@ func serveNode(ctx context.Context) error {
 
 // serve connects the agent to the gateway.
 func (a *agent) serve(s *settings, o orders, log *slog.Logger) (*nodeapi.Server, error) {
-	_ = os.Remove(s.dataSocket()) // of an agent that was killed; there is one agent for a lock
-	l, err := net.Listen("unix", s.dataSocket())
+	l, err := nodeapi.ListenUnix(s.dataSocket(), s.Gateway.UID)
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, "listen", s.dataSocket(), err)
-	}
-	err = errors.Join(os.Chown(s.dataSocket(), 0, s.Gateway.UID), os.Chmod(s.dataSocket(), 0o660))
-	if err != nil {
-		l.Close()
-		return nil, dsec.E(dsec.Internal, "listen", s.dataSocket(), err)
+		return nil, err
 	}
 	return nodeapi.Open(nodeapi.Config{Node: a.id, Service: a.node, Inside: a.node, Watcher: a.node, Layers: a.layers,
 		Doctor:  func(ctx context.Context) []runtime.Report { return []runtime.Report{a.tier.Probe(ctx)} },

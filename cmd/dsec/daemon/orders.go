@@ -4,10 +4,9 @@ import (
 	"encoding/json"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/config"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/internal/supervise"
 )
 
@@ -33,17 +32,8 @@ func (s *settings) orders(natsPort string) (*os.File, error) {
 	if err != nil {
 		return nil, dsec.E(dsec.Internal, "write orders", "", err)
 	}
-	fd, err := unix.MemfdCreate("dsec-orders", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	f, err := linux.SealedFile("dsec-orders", text)
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, "write orders", "", err)
-	}
-	f := os.NewFile(uintptr(fd), "orders")
-	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
-	if _, err = f.Write(text); err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
-	}
-	if err != nil {
-		f.Close()
 		return nil, dsec.E(dsec.Internal, "write orders", "", err)
 	}
 	return f, nil
