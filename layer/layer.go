@@ -24,6 +24,7 @@ type Info struct {
 	DataSize int64         `json:"data_size"` // bytes, plain
 	Entries  int64         `json:"entries"`   // inodes
 	Source   string        `json:"source"`    // where it came from, for people
+	Image    bool          `json:"image"`     // made of a whole root file system: a base; not part of the digest
 	Config   *image.Config `json:"config,omitempty"`
 }
 

@@ -60,7 +60,7 @@ func (s *Store) fetch(ctx context.Context, d layer.Digest) (layer.Info, error) {
 			return layer.Info{}, err
 		}
 	}
-	return s.finish(dir, m, sums, "")
+	return s.finish(dir, m, sums, about{})
 }
 
 func (s *Store) fetchMeta(ctx context.Context, m layer.Manifest, to io.Writer) error {

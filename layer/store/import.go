@@ -128,7 +128,8 @@ func (s *Store) convert(ctx context.Context, loc image.Location, config *image.C
 	if config != nil {
 		res.Config = config
 	}
-	info, err := s.seal(dir, files, res.Config, loc.Source)
+	whole := !opts.KeepWhiteouts // stands on nothing
+	info, err := s.seal(dir, files, res.Config, about{Source: loc.Source, Image: &whole})
 	if err != nil {
 		return layer.Info{}, diskError(op, loc.Source, err)
 	}
@@ -162,7 +163,7 @@ func closeAll(files image.Files) {
 // seal reads back what the converter wrote, names it by its digest, and
 // publishes it. Nothing the converter says about the files is believed: it may
 // have fallen to what it converted, and the kernel will mount them.
-func (s *Store) seal(dir string, files image.Files, config *image.Config, source string) (layer.Info, error) {
+func (s *Store) seal(dir string, files image.Files, config *image.Config, from about) (layer.Info, error) {
 	for _, f := range []*os.File{files.Meta, files.Data} {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return layer.Info{}, err
@@ -180,27 +181,28 @@ func (s *Store) seal(dir string, files image.Files, config *image.Config, source
 		err = fmt.Errorf("%d blocks of data in a file of %d bytes", im.DataBlocks(), m.Data.Size)
 	}
 	if err != nil {
-		return layer.Info{}, dsec.E(dsec.Corrupt, "check new layer", source, err)
+		return layer.Info{}, dsec.E(dsec.Corrupt, "check new layer", from.Source, err)
 	}
 	m.Entries = int64(im.Inodes())
 	if m.Config, err = normal(config); err != nil {
 		return layer.Info{}, err
 	}
 	if len(m.Encode()) > layer.MaxManifest {
-		return layer.Info{}, dsec.Errorf(dsec.Invalid, "import layer", source, "config of more than %d bytes", layer.MaxManifest)
+		return layer.Info{}, dsec.Errorf(dsec.Invalid, "import layer", from.Source, "config of more than %d bytes", layer.MaxManifest)
 	}
-	return s.finish(dir, m, sums, source)
+	return s.finish(dir, m, sums, from)
 }
 
 // finish puts the small files beside the two large ones and publishes the layer.
-func (s *Store) finish(dir string, m layer.Manifest, sums []byte, source string) (layer.Info, error) {
+func (s *Store) finish(dir string, m layer.Manifest, sums []byte, from about) (layer.Info, error) {
 	// A mapping of the file by huge pages must not end before the file.
 	size := (m.Data.Size + erofs.Align - 1) / erofs.Align * erofs.Align
 	if err := os.Truncate(filepath.Join(dir, "data"), size); err != nil {
 		return layer.Info{}, err
 	}
-	info := layer.Info{Digest: m.Digest(), MetaSize: m.Meta.Size, DataSize: m.Data.Size, Entries: m.Entries, Source: source, Config: m.Config}
-	about, err := json.Marshal(about{Source: source})
+	info := layer.Info{Digest: m.Digest(), MetaSize: m.Meta.Size, DataSize: m.Data.Size, Entries: m.Entries,
+		Source: from.Source, Image: from.image(m.Config), Config: m.Config}
+	about, err := json.Marshal(from)
 	if err != nil {
 		return layer.Info{}, err
 	}
@@ -209,17 +211,27 @@ func (s *Store) finish(dir string, m layer.Manifest, sums []byte, source string)
 			return layer.Info{}, err
 		}
 	}
-	return info, s.publish(dir, info.Digest)
+	return info, s.publish(dir, info)
 }
 
 // about is what people want to know of a layer and is no part of it.
 type about struct {
 	Source string `json:"source"`
+	Image  *bool  `json:"image,omitempty"` // imported as a whole root file system; nil: nobody said
+}
+
+// image tells whether a layer is a base. Of one that was fetched nobody said,
+// and a configuration is the sign.
+func (a about) image(c *image.Config) bool {
+	if a.Image == nil {
+		return c != nil
+	}
+	return *a.Image
 }
 
 // publish syncs a finished layer and moves it to its place, where an equal one
 // may already be.
-func (s *Store) publish(dir string, d layer.Digest) error {
+func (s *Store) publish(dir string, info layer.Info) error {
 	for _, name := range []string{"manifest", "meta", "data", "chunks", "info"} {
 		if err := syncFile(filepath.Join(dir, name)); err != nil {
 			return err
@@ -230,14 +242,29 @@ func (s *Store) publish(dir string, d layer.Digest) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err := os.Rename(dir, s.path("layers", d.Hex()))
+	err := os.Rename(dir, s.path("layers", info.Digest.Hex()))
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) {
-		return s.touch(d) // the same bytes: new again
+		return errors.Join(s.touch(info.Digest), s.imageLocked(info)) // the same bytes: new again
 	}
 	if err != nil {
 		return err
 	}
 	return syncFile(s.path("layers"))
+}
+
+// imageLocked notes that bytes which were there as a layer have been imported as
+// an image. An image stays one.
+func (s *Store) imageLocked(info layer.Info) error {
+	there, err := s.localLocked(info.Digest)
+	if err != nil || there.Image || !info.Image {
+		return err
+	}
+	b, err := json.Marshal(about{Source: info.Source, Image: &info.Image})
+	if err != nil {
+		return err
+	}
+	delete(s.known, info.Digest)
+	return s.writeFile(filepath.Join("layers", info.Digest.Hex(), "info"), b, true)
 }
 
 // touch starts the grace time of a layer again.

@@ -41,6 +41,10 @@ func (s *Store) localLocked(d layer.Digest) (layer.Local, error) {
 	if err != nil {
 		return layer.Local{}, err
 	}
+	var a about
+	if b, err := os.ReadFile(s.path("layers", d.Hex(), "info")); err == nil && json.Unmarshal(b, &a) != nil {
+		a = about{} // of a layer it says nothing that matters
+	}
 	l := layer.Local{
 		Info: layer.Info{Digest: d, MetaSize: m.Meta.Size, DataSize: m.Data.Size, Entries: m.Entries, Config: m.Config},
 		Meta: s.path("layers", d.Hex(), "meta"),
@@ -48,12 +52,7 @@ func (s *Store) localLocked(d layer.Digest) (layer.Local, error) {
 	if m.Data.Size > 0 {
 		l.Data = s.path("layers", d.Hex(), "data")
 	}
-	if b, err := os.ReadFile(s.path("layers", d.Hex(), "info")); err == nil {
-		var a about
-		if json.Unmarshal(b, &a) == nil {
-			l.Source = a.Source
-		}
-	}
+	l.Source, l.Image = a.Source, a.image(m.Config)
 	s.known[d] = l
 	return l, nil
 }

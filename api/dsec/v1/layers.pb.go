@@ -122,6 +122,7 @@ type Layer struct {
 	Source        string                 `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
 	Config        *ImageConfig           `protobuf:"bytes,6,opt,name=config,proto3" json:"config,omitempty"`
 	Tags          []string               `protobuf:"bytes,7,rep,name=tags,proto3" json:"tags,omitempty"`
+	Image         bool                   `protobuf:"varint,8,opt,name=image,proto3" json:"image,omitempty"` // imported as an image: a base to create sandboxes from
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -203,6 +204,13 @@ func (x *Layer) GetTags() []string {
 		return x.Tags
 	}
 	return nil
+}
+
+func (x *Layer) GetImage() bool {
+	if x != nil {
+		return x.Image
+	}
+	return false
 }
 
 type ImportRequest struct {
@@ -793,7 +801,7 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x03cmd\x18\x05 \x03(\tR\x03cmd\x12\x12\n" +
 	"\x04arch\x18\x06 \x01(\tR\x04arch\x12\x1f\n" +
 	"\vstop_signal\x18\a \x01(\tR\n" +
-	"stopSignal\"\xcd\x01\n" +
+	"stopSignal\"\xe3\x01\n" +
 	"\x05Layer\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1b\n" +
 	"\tmeta_size\x18\x02 \x01(\x03R\bmetaSize\x12\x1b\n" +
@@ -801,7 +809,8 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\aentries\x18\x04 \x01(\x03R\aentries\x12\x16\n" +
 	"\x06source\x18\x05 \x01(\tR\x06source\x12,\n" +
 	"\x06config\x18\x06 \x01(\v2\x14.dsec.v1.ImageConfigR\x06config\x12\x12\n" +
-	"\x04tags\x18\a \x03(\tR\x04tags\"f\n" +
+	"\x04tags\x18\a \x03(\tR\x04tags\x12\x14\n" +
+	"\x05image\x18\b \x01(\bR\x05image\"f\n" +
 	"\rImportRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x12\n" +

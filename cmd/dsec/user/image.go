@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -78,17 +79,34 @@ func importFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from, 
 
 func imageLs() *cobra.Command {
 	return &cobra.Command{
-		Use:               "ls",
-		Short:             "List images: layers with a configuration",
+		Use:   "ls",
+		Short: "List what was imported as an image",
+		Long: `The bases sandboxes are created from. CONFIG none: a root file system that came without
+environment, user and command; a sandbox has the defaults then.`,
 		Example:           "  dsec image ls\n  dsec image ls -o json",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return with(c, func(ctx context.Context, cl *client.Client) error {
-				return listLayers(ctx, c, cl, func(l client.Layer) bool { return l.Config != nil })
+				all, err := cl.Layers(ctx)
+				if err != nil {
+					return err
+				}
+				return showLayers(c, imagesOf(all), "CONFIG", configured)
 			})
 		},
 	}
+}
+
+func imagesOf(all []client.Layer) []client.Layer {
+	return slices.DeleteFunc(slices.Clone(all), func(l client.Layer) bool { return !l.Image })
+}
+
+func configured(l client.Layer) string {
+	if l.Config == nil {
+		return "none"
+	}
+	return "yes"
 }
 
 func imageRm() *cobra.Command {

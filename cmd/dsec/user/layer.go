@@ -130,29 +130,34 @@ func layerLs() *cobra.Command {
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return with(c, func(ctx context.Context, cl *client.Client) error {
-				return listLayers(ctx, c, cl, func(client.Layer) bool { return true })
+				all, err := cl.Layers(ctx)
+				if err != nil {
+					return err
+				}
+				return showLayers(c, all, "KIND", kind)
 			})
 		},
 	}
 }
 
-func listLayers(ctx context.Context, c *cobra.Command, cl *client.Client, wanted func(client.Layer) bool) error {
-	all, err := cl.Layers(ctx)
-	if err != nil {
-		return err
+func kind(l client.Layer) string {
+	if l.Image {
+		return "image"
 	}
-	list := []client.Layer{}
-	for _, l := range all {
-		if wanted(l) {
-			list = append(list, l)
-		}
+	return "layer"
+}
+
+// showLayers prints a list with one column that the caller names.
+func showLayers(c *cobra.Command, list []client.Layer, column string, value func(client.Layer) string) error {
+	if list == nil {
+		list = []client.Layer{} // as JSON: []
 	}
 	return show(c, list, func(w io.Writer) error {
 		rows := make([][]string, 0, len(list))
 		for _, l := range list {
-			rows = append(rows, []string{strings.Join(l.Tags, ","), shortDigest(string(l.Digest)), size(l.MetaSize + l.DataSize), fmt.Sprint(l.Entries), l.Source})
+			rows = append(rows, []string{strings.Join(l.Tags, ","), shortDigest(string(l.Digest)), size(l.MetaSize + l.DataSize), fmt.Sprint(l.Entries), value(l), l.Source})
 		}
-		return table(w, "TAGS DIGEST SIZE ENTRIES SOURCE", rows)
+		return table(w, "TAGS DIGEST SIZE ENTRIES "+column+" SOURCE", rows)
 	})
 }
 
@@ -185,6 +190,7 @@ func layerInspect() *cobra.Command {
 func describeLayer(w io.Writer, l client.Layer) error {
 	p := page{w: w}
 	p.line("digest", string(l.Digest))
+	p.line("kind", kind(l))
 	p.line("tags", strings.Join(l.Tags, ", "))
 	p.line("source", l.Source)
 	p.line("size", fmt.Sprintf("%s metadata, %s data, %d entries", size(l.MetaSize), size(l.DataSize), l.Entries))

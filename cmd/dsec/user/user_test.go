@@ -12,7 +12,9 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/internal/contexts"
+	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -100,6 +102,33 @@ func TestTablesAreAlignedAndClean(t *testing.T) {
 	}
 	if want := "ID               NAME\nlong-identifier  evil?[2J\nx                -\n"; b.String() != want {
 		t.Errorf("%q", b.String())
+	}
+}
+
+func TestImagesWithoutAConfigAreListed(t *testing.T) {
+	c := &cobra.Command{}
+	var b bytes.Buffer
+	c.SetOut(&b)
+	list := []client.Layer{
+		{Info: layer.Info{Digest: "sha256:1", Image: true, Config: &image.Config{}}, Tags: []string{"oci:1"}},
+		{Info: layer.Info{Digest: "sha256:2", Image: true}, Tags: []string{"rootfs:1"}},
+		{Info: layer.Info{Digest: "sha256:3"}, Tags: []string{"repo:1"}},
+	}
+	if err := showLayers(c, list, "KIND", kind); err != nil {
+		t.Fatal(err)
+	}
+	if err := showLayers(c, imagesOf(list), "CONFIG", configured); err != nil {
+		t.Fatal(err)
+	}
+	want := [][]string{{"oci:1", "image"}, {"rootfs:1", "image"}, {"repo:1", "layer"}, {"oci:1", "yes"}, {"rootfs:1", "none"}}
+	var got [][]string
+	for _, line := range strings.Split(b.String(), "\n") {
+		if f := strings.Fields(line); len(f) > 0 && f[0] != "TAGS" {
+			got = append(got, []string{f[0], f[5]}) // a size is two words
+		}
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v\n%s", got, want, b.String())
 	}
 }
 

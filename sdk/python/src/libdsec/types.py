@@ -410,7 +410,10 @@ class ImageConfig:
 
 @dataclass(frozen=True)
 class Layer:
-    """An immutable layer. Sizes in bytes: of the metadata, and of the data as it reads."""
+    """An immutable layer. Sizes in bytes: of the metadata, and of the data as it reads.
+
+    ``image``: it was imported as a whole root file system, a base for sandboxes.
+    """
 
     digest: str
     meta_size: int
@@ -419,13 +422,14 @@ class Layer:
     source: str
     config: ImageConfig | None
     tags: tuple[str, ...]
+    image: bool
 
     @classmethod
     def from_wire(cls, m: Json) -> Layer:
         config = w.message(m, "config")
         return cls(w.string(m, "digest"), w.integer(m, "meta_size"), w.integer(m, "data_size"),
                    w.integer(m, "entries"), w.string(m, "source"),
-                   ImageConfig.from_wire(config) if config else None, tuple(w.strings(m, "tags")))
+                   ImageConfig.from_wire(config) if config else None, tuple(w.strings(m, "tags")), w.boolean(m, "image"))
 
 
 @dataclass(frozen=True)
