@@ -64,8 +64,11 @@ type Session struct {
 	opened chan struct{} // closed while there is one
 	execs  map[string]*Running
 	acks   map[string]*dsecv1.ExecAck
-	err    error // why it ended
-	last   time.Time
+	err    error         // why it ended
+	last   time.Time     // of the last event; only of receive
+	live   chan struct{} // closed when the events of the past have come, or it ended
+	absent []dsec.NodeID // that could not be asked for theirs
+	past   error         // why they did not come
 }
 
 // errClosed is why the execs of a closed session are not waited for any more.
@@ -75,7 +78,7 @@ var errClosed = dsec.Errorf(dsec.Canceled, "wait for exec", "", "the session was
 // because nothing else is received meanwhile. Close ends it.
 func (c *Client) OpenSession(ctx context.Context, events *Events, fn func(dsec.Event)) (*Session, error) {
 	s := &Session{c: c, events: events, fn: fn, opened: make(chan struct{}), execs: map[string]*Running{},
-		acks: map[string]*dsecv1.ExecAck{}, wake: make(chan struct{}, 1)}
+		acks: map[string]*dsecv1.ExecAck{}, wake: make(chan struct{}, 1), live: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.spawn(s.run)
 	s.spawn(s.acknowledge)
@@ -150,6 +153,7 @@ func (s *Session) finish(err error) {
 	defer s.mu.Unlock()
 	s.err = err
 	close(s.opened)
+	s.liveLocked(nil)
 	for k, r := range s.execs {
 		r.failLocked(err)
 		delete(s.execs, k)
@@ -250,6 +254,10 @@ func (s *Session) dispatch(m *dsecv1.Frame) {
 		if s.fn != nil {
 			s.fn(e)
 		}
+	case m.GetLive() != nil:
+		s.mu.Lock()
+		s.liveLocked(m.GetLive().Absent)
+		s.mu.Unlock()
 	case m.GetError() != nil && m.GetError().Exec != "":
 		e := m.GetError()
 		s.failed(e.Sandbox, e.Exec, wire.Err(e.Error))

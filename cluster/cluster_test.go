@@ -61,7 +61,7 @@ func (n *bookNode) Get(ctx context.Context, id dsec.SandboxID) (node.Sandbox, er
 	return node.Sandbox{ID: id, Project: "p", State: dsec.Running, Spec: dsec.Spec{Command: make([]string, 1<<20)}}, nil
 }
 
-func (n *bookNode) Events(ctx context.Context, _ node.Filter, _ time.Time, _ func(dsec.Event) error) error {
+func (n *bookNode) Events(ctx context.Context, _ node.Filter, _ time.Time, _ func(dsec.Event) error, _ func() error) error {
 	<-ctx.Done()
 	return ctx.Err()
 }

@@ -176,7 +176,7 @@ func (n *thinNode) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats,
 
 func (n *thinNode) Attach(dsec.SandboxID) func() { return func() {} }
 
-func (n *thinNode) Events(ctx context.Context, f node.Filter, since time.Time, fn func(dsec.Event) error) error {
+func (n *thinNode) Events(ctx context.Context, f node.Filter, since time.Time, fn func(dsec.Event) error, live func() error) error {
 	for at := 0; ; {
 		n.mu.Lock()
 		news, grew := n.events[at:], n.grew
@@ -190,6 +190,12 @@ func (n *thinNode) Events(ctx context.Context, f node.Filter, since time.Time, f
 			if err := fn(e); err != nil {
 				return err
 			}
+		}
+		if live != nil {
+			if err := live(); err != nil {
+				return err
+			}
+			live = nil
 		}
 		select {
 		case <-grew:

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"sync"
-	"time"
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
@@ -44,6 +43,8 @@ type nodeStream struct {
 	err   error                       // after ready: why it is not open
 	subs  map[string]*dsecv1.ExecName // what is subscribed; guarded by session.mu
 	left  map[string]int              // frames that end a subscription and are yet to come
+	told  chan struct{}               // closed when the events of the past passed, or it broke
+	past  bool                        // after told: they all did
 }
 
 func (x *sessions) find(id string, who iam.Principal) (*session, error) {
@@ -127,7 +128,7 @@ func (ses *session) stream(ctx context.Context, node dsec.NodeID) (*nodeStream, 
 	ns := ses.nodes[node]
 	if ns == nil {
 		ns = &nodeStream{id: "n" + dsec.Random(26), node: node, ready: make(chan struct{}),
-			subs: map[string]*dsecv1.ExecName{}, left: map[string]int{}}
+			subs: map[string]*dsecv1.ExecName{}, left: map[string]int{}, told: make(chan struct{})}
 		if !ses.spawnLocked(func() { ses.run(ns) }) {
 			ses.mu.Unlock()
 			return nil, dsec.Errorf(dsec.NotFound, "find session", ses.id, "it has ended")
@@ -165,6 +166,9 @@ func (ses *session) run(ns *nodeStream) {
 		ns.err = err
 		close(ns.ready)
 	}
+	if !ns.past {
+		close(ns.told)
+	}
 	for _, n := range lost {
 		_ = ses.send(subscriptionError(n.Sandbox, n.Exec, err)) // the session has ended
 	}
@@ -186,6 +190,12 @@ func (ses *session) read(ns *nodeStream, opened func()) error {
 		switch {
 		case f.GetHello() != nil:
 			opened()
+			return nil
+		case f.GetLive() != nil:
+			if !ns.past {
+				ns.past = true
+				close(ns.told)
+			}
 			return nil
 		case f.Item == nil: // a sign of life
 			return nil
@@ -245,39 +255,3 @@ func (ses *session) note(ns *nodeStream, f *dsecv1.Frame) {
 		delete(ns.left, k)
 	}
 }
-
-// events keeps a stream open to every node that is alive, so that events of
-// all sandboxes come. It returns when those known now are open or failed.
-func (ses *session) events() {
-	open := func() {
-		var wg sync.WaitGroup
-		for _, n := range ses.g.cfg.Cluster.Nodes() {
-			if n.Alive {
-				wg.Add(1)
-				go func() {
-					defer wg.Done()
-					_, _ = ses.stream(ses.ctx, dsec.NodeID(n.Id)) // tried again below
-				}()
-			}
-		}
-		wg.Wait()
-	}
-	open()
-	ses.mu.Lock()
-	defer ses.mu.Unlock()
-	ses.spawnLocked(func() {
-		tick := time.NewTicker(reopenEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ses.ctx.Done():
-				return
-			case <-tick.C:
-				open()
-			}
-		}
-	})
-}
-
-// reopenEvery is how long events of a node that came back may be missed.
-const reopenEvery = time.Second

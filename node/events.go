@@ -64,7 +64,7 @@ func (s *subscriptions) publish(e dsec.Event, r *record) {
 // known of sandboxes that are not deleted; another time, or f.All, with those
 // of deleted ones too. After a crash of the agent the numbers of events may
 // jump; they never repeat.
-func (n *Node) Events(ctx context.Context, f Filter, since time.Time, fn func(dsec.Event) error) error {
+func (n *Node) Events(ctx context.Context, f Filter, since time.Time, fn func(dsec.Event) error, live func() error) error {
 	sub := n.subs.add(f)
 	defer n.subs.remove(sub)
 	old, err := n.oldEvents(sub.filter, since, f.All || !since.IsZero())
@@ -75,6 +75,11 @@ func (n *Node) Events(ctx context.Context, f Filter, since time.Time, fn func(ds
 	for _, e := range old {
 		seen[e.Sandbox] = max(seen[e.Sandbox], e.Seq)
 		if err := fn(e); err != nil {
+			return err
+		}
+	}
+	if live != nil {
+		if err := live(); err != nil {
 			return err
 		}
 	}

@@ -193,7 +193,7 @@ func TestG18_ExpiryWarnsFirstAndSparesWhatIsInUse(t *testing.T) {
 			defer mu.Unlock()
 			seen = append(seen, e.Type)
 			return nil
-		})
+		}, nil)
 	}()
 	warnings := func() (n int) {
 		mu.Lock()
@@ -351,17 +351,20 @@ func TestEventsComeInOrderAndOnlyOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var got []dsec.Event
+	past := -1 // events that came before the mark
 	errEnough := errors.New("enough")
 	started := make(chan struct{})
 	done := make(chan error, 1)
 	go func() {
 		done <- w.Events(ctx, Filter{All: true}, time.Time{}, func(e dsec.Event) error {
-			if got = append(got, e); len(got) == 1 {
-				close(started)
-			}
+			got = append(got, e)
 			if e.To == dsec.Deleted && e.Sandbox != first.ID {
 				return errEnough
 			}
+			return nil
+		}, func() error {
+			past = len(got)
+			close(started)
 			return nil
 		})
 	}()
@@ -383,6 +386,9 @@ func TestEventsComeInOrderAndOnlyOnce(t *testing.T) {
 	if len(next) != 2 {
 		t.Fatalf("events of %d sandboxes", len(next))
 	}
+	if past <= 0 || got[past-1].Sandbox != first.ID || got[past].Sandbox != second.ID {
+		t.Fatalf("the mark came after %d events of %d", past, len(got))
+	}
 }
 
 func TestASlowSubscriberIsCutOff(t *testing.T) {
@@ -397,7 +403,7 @@ func TestASlowSubscriberIsCutOff(t *testing.T) {
 				<-release
 			}
 			return nil
-		})
+		}, nil)
 	}()
 	<-entered
 	b := w.find(sb.ID)

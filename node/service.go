@@ -92,7 +92,9 @@ type Inside interface {
 // Watcher streams events.
 type Watcher interface {
 	// Events calls fn with each event of the sandboxes f selects, beginning
-	// with those after the given time, until ctx ends or fn errs.
-	Events(ctx context.Context, f Filter, since time.Time, fn func(dsec.Event) error) error
+	// with those after the given time, until ctx ends or fn errs. After those that
+	// had happened when it was called, and before any other, it calls live,
+	// unless that is nil.
+	Events(ctx context.Context, f Filter, since time.Time, fn func(dsec.Event) error, live func() error) error
 	Load() Load
 }

@@ -162,8 +162,10 @@ func lives(t *testing.T) {
 	if got := ok(t, "logs", "-f", "work", exec); got != "kept\n" {
 		t.Errorf("logs -f: %q", got)
 	}
-	if got := ok(t, "logs", "work", exec); got != "kept\n" {
-		t.Errorf("logs: %q", got)
+	for _, args := range [][]string{{"logs", "work", exec}, {"logs", "work"}} {
+		if got := ok(t, args...); got != "kept\n" {
+			t.Errorf("%v: %q", args, got)
+		}
 	}
 	var list []struct {
 		ID    string

@@ -92,13 +92,11 @@ func (s *Server) runSession(ctx context.Context, who caller, req *dsecv1.NodeSes
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	return s.forward(ctx, who, req.Events, now, func(e dsec.Event) error {
-		return send(&dsecv1.Frame{Item: &dsecv1.Frame_Event{Event: wire.Event(e)}})
-	})
+	return s.forward(ctx, who, req.Events, now, send)
 }
 
-// forward sends the events a filter selects.
-func (s *Server) forward(ctx context.Context, who caller, f *dsecv1.EventFilter, now time.Time, send func(dsec.Event) error) error {
+// forward sends the events a filter selects, with a mark after those of the past.
+func (s *Server) forward(ctx context.Context, who caller, f *dsecv1.EventFilter, now time.Time, send func(proto.Message) error) error {
 	since := wire.Instant(f.Since)
 	if since.IsZero() {
 		since = now
@@ -109,7 +107,9 @@ func (s *Server) forward(ctx context.Context, who caller, f *dsecv1.EventFilter,
 		if len(sandboxes) > 0 && !sandboxes[string(e.Sandbox)] || len(types) > 0 && !types[string(e.Type)] {
 			return nil
 		}
-		return send(e)
+		return send(&dsecv1.Frame{Item: &dsecv1.Frame_Event{Event: wire.Event(e)}})
+	}, func() error {
+		return send(&dsecv1.Frame{Item: &dsecv1.Frame_Live{Live: &dsecv1.Live{}}})
 	})
 }
 

@@ -162,6 +162,7 @@ type Frame struct {
 	//	*Frame_Ended
 	//	*Frame_Event
 	//	*Frame_Error
+	//	*Frame_Live
 	Item          isFrame_Item `protobuf_oneof:"item"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -258,6 +259,15 @@ func (x *Frame) GetError() *SubscriptionError {
 	return nil
 }
 
+func (x *Frame) GetLive() *Live {
+	if x != nil {
+		if x, ok := x.Item.(*Frame_Live); ok {
+			return x.Live
+		}
+	}
+	return nil
+}
+
 type isFrame_Item interface {
 	isFrame_Item()
 }
@@ -286,6 +296,10 @@ type Frame_Error struct {
 	Error *SubscriptionError `protobuf:"bytes,6,opt,name=error,proto3,oneof"`
 }
 
+type Frame_Live struct {
+	Live *Live `protobuf:"bytes,7,opt,name=live,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Item() {}
 
 func (*Frame_Alive) isFrame_Item() {}
@@ -297,6 +311,8 @@ func (*Frame_Ended) isFrame_Item() {}
 func (*Frame_Event) isFrame_Item() {}
 
 func (*Frame_Error) isFrame_Item() {}
+
+func (*Frame_Live) isFrame_Item() {}
 
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -386,6 +402,52 @@ func (*Alive) Descriptor() ([]byte, []int) {
 	return file_dsec_v1_events_proto_rawDescGZIP(), []int{4}
 }
 
+// Live comes once in a stream with sandbox events: those that had happened
+// when it was opened have all been sent, what follows happens now.
+type Live struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Absent        []string               `protobuf:"bytes,1,rep,name=absent,proto3" json:"absent,omitempty"` // nodes that could not be asked for what happened there
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Live) Reset() {
+	*x = Live{}
+	mi := &file_dsec_v1_events_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Live) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Live) ProtoMessage() {}
+
+func (x *Live) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_events_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Live.ProtoReflect.Descriptor instead.
+func (*Live) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Live) GetAbsent() []string {
+	if x != nil {
+		return x.Absent
+	}
+	return nil
+}
+
 type ExecOutput struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sandbox       string                 `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
@@ -397,7 +459,7 @@ type ExecOutput struct {
 
 func (x *ExecOutput) Reset() {
 	*x = ExecOutput{}
-	mi := &file_dsec_v1_events_proto_msgTypes[5]
+	mi := &file_dsec_v1_events_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +471,7 @@ func (x *ExecOutput) String() string {
 func (*ExecOutput) ProtoMessage() {}
 
 func (x *ExecOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[5]
+	mi := &file_dsec_v1_events_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,7 +484,7 @@ func (x *ExecOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOutput.ProtoReflect.Descriptor instead.
 func (*ExecOutput) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ExecOutput) GetSandbox() string {
@@ -461,7 +523,7 @@ type ExecEnded struct {
 
 func (x *ExecEnded) Reset() {
 	*x = ExecEnded{}
-	mi := &file_dsec_v1_events_proto_msgTypes[6]
+	mi := &file_dsec_v1_events_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -473,7 +535,7 @@ func (x *ExecEnded) String() string {
 func (*ExecEnded) ProtoMessage() {}
 
 func (x *ExecEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[6]
+	mi := &file_dsec_v1_events_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -486,7 +548,7 @@ func (x *ExecEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecEnded.ProtoReflect.Descriptor instead.
 func (*ExecEnded) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExecEnded) GetSandbox() string {
@@ -537,7 +599,7 @@ type SubscriptionError struct {
 
 func (x *SubscriptionError) Reset() {
 	*x = SubscriptionError{}
-	mi := &file_dsec_v1_events_proto_msgTypes[7]
+	mi := &file_dsec_v1_events_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -549,7 +611,7 @@ func (x *SubscriptionError) String() string {
 func (*SubscriptionError) ProtoMessage() {}
 
 func (x *SubscriptionError) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[7]
+	mi := &file_dsec_v1_events_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -562,7 +624,7 @@ func (x *SubscriptionError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriptionError.ProtoReflect.Descriptor instead.
 func (*SubscriptionError) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SubscriptionError) GetSandbox() string {
@@ -603,7 +665,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dsec_v1_events_proto_msgTypes[8]
+	mi := &file_dsec_v1_events_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +677,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[8]
+	mi := &file_dsec_v1_events_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +690,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Event) GetSandbox() string {
@@ -708,7 +770,7 @@ type ExecSubscription struct {
 
 func (x *ExecSubscription) Reset() {
 	*x = ExecSubscription{}
-	mi := &file_dsec_v1_events_proto_msgTypes[9]
+	mi := &file_dsec_v1_events_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -720,7 +782,7 @@ func (x *ExecSubscription) String() string {
 func (*ExecSubscription) ProtoMessage() {}
 
 func (x *ExecSubscription) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[9]
+	mi := &file_dsec_v1_events_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -733,7 +795,7 @@ func (x *ExecSubscription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSubscription.ProtoReflect.Descriptor instead.
 func (*ExecSubscription) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExecSubscription) GetSandbox() string {
@@ -788,7 +850,7 @@ type SubscribeRequest struct {
 
 func (x *SubscribeRequest) Reset() {
 	*x = SubscribeRequest{}
-	mi := &file_dsec_v1_events_proto_msgTypes[10]
+	mi := &file_dsec_v1_events_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -800,7 +862,7 @@ func (x *SubscribeRequest) String() string {
 func (*SubscribeRequest) ProtoMessage() {}
 
 func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[10]
+	mi := &file_dsec_v1_events_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -813,7 +875,7 @@ func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeRequest.ProtoReflect.Descriptor instead.
 func (*SubscribeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SubscribeRequest) GetSession() string {
@@ -838,7 +900,7 @@ type SubscribeResponse struct {
 
 func (x *SubscribeResponse) Reset() {
 	*x = SubscribeResponse{}
-	mi := &file_dsec_v1_events_proto_msgTypes[11]
+	mi := &file_dsec_v1_events_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +912,7 @@ func (x *SubscribeResponse) String() string {
 func (*SubscribeResponse) ProtoMessage() {}
 
 func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[11]
+	mi := &file_dsec_v1_events_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +925,7 @@ func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeResponse.ProtoReflect.Descriptor instead.
 func (*SubscribeResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{12}
 }
 
 type ExecName struct {
@@ -876,7 +938,7 @@ type ExecName struct {
 
 func (x *ExecName) Reset() {
 	*x = ExecName{}
-	mi := &file_dsec_v1_events_proto_msgTypes[12]
+	mi := &file_dsec_v1_events_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -888,7 +950,7 @@ func (x *ExecName) String() string {
 func (*ExecName) ProtoMessage() {}
 
 func (x *ExecName) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[12]
+	mi := &file_dsec_v1_events_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -901,7 +963,7 @@ func (x *ExecName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecName.ProtoReflect.Descriptor instead.
 func (*ExecName) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExecName) GetSandbox() string {
@@ -928,7 +990,7 @@ type UnsubscribeRequest struct {
 
 func (x *UnsubscribeRequest) Reset() {
 	*x = UnsubscribeRequest{}
-	mi := &file_dsec_v1_events_proto_msgTypes[13]
+	mi := &file_dsec_v1_events_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1002,7 @@ func (x *UnsubscribeRequest) String() string {
 func (*UnsubscribeRequest) ProtoMessage() {}
 
 func (x *UnsubscribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[13]
+	mi := &file_dsec_v1_events_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1015,7 @@ func (x *UnsubscribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsubscribeRequest.ProtoReflect.Descriptor instead.
 func (*UnsubscribeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *UnsubscribeRequest) GetSession() string {
@@ -978,7 +1040,7 @@ type UnsubscribeResponse struct {
 
 func (x *UnsubscribeResponse) Reset() {
 	*x = UnsubscribeResponse{}
-	mi := &file_dsec_v1_events_proto_msgTypes[14]
+	mi := &file_dsec_v1_events_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -990,7 +1052,7 @@ func (x *UnsubscribeResponse) String() string {
 func (*UnsubscribeResponse) ProtoMessage() {}
 
 func (x *UnsubscribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[14]
+	mi := &file_dsec_v1_events_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1003,7 +1065,7 @@ func (x *UnsubscribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsubscribeResponse.ProtoReflect.Descriptor instead.
 func (*UnsubscribeResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{15}
 }
 
 type ExecAck struct {
@@ -1018,7 +1080,7 @@ type ExecAck struct {
 
 func (x *ExecAck) Reset() {
 	*x = ExecAck{}
-	mi := &file_dsec_v1_events_proto_msgTypes[15]
+	mi := &file_dsec_v1_events_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1030,7 +1092,7 @@ func (x *ExecAck) String() string {
 func (*ExecAck) ProtoMessage() {}
 
 func (x *ExecAck) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[15]
+	mi := &file_dsec_v1_events_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1043,7 +1105,7 @@ func (x *ExecAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecAck.ProtoReflect.Descriptor instead.
 func (*ExecAck) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExecAck) GetSandbox() string {
@@ -1084,7 +1146,7 @@ type AckRequest struct {
 
 func (x *AckRequest) Reset() {
 	*x = AckRequest{}
-	mi := &file_dsec_v1_events_proto_msgTypes[16]
+	mi := &file_dsec_v1_events_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1096,7 +1158,7 @@ func (x *AckRequest) String() string {
 func (*AckRequest) ProtoMessage() {}
 
 func (x *AckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[16]
+	mi := &file_dsec_v1_events_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1109,7 +1171,7 @@ func (x *AckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckRequest.ProtoReflect.Descriptor instead.
 func (*AckRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AckRequest) GetSession() string {
@@ -1134,7 +1196,7 @@ type AckResponse struct {
 
 func (x *AckResponse) Reset() {
 	*x = AckResponse{}
-	mi := &file_dsec_v1_events_proto_msgTypes[17]
+	mi := &file_dsec_v1_events_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1208,7 @@ func (x *AckResponse) String() string {
 func (*AckResponse) ProtoMessage() {}
 
 func (x *AckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_events_proto_msgTypes[17]
+	mi := &file_dsec_v1_events_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1221,7 @@ func (x *AckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckResponse.ProtoReflect.Descriptor instead.
 func (*AckResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_events_proto_rawDescGZIP(), []int{17}
+	return file_dsec_v1_events_proto_rawDescGZIP(), []int{18}
 }
 
 var File_dsec_v1_events_proto protoreflect.FileDescriptor
@@ -1179,20 +1241,23 @@ const file_dsec_v1_events_proto_rawDesc = "" +
 	"\x05types\x18\x05 \x03(\tR\x05types\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x96\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\x02\n" +
 	"\x05Frame\x12&\n" +
 	"\x05hello\x18\x01 \x01(\v2\x0e.dsec.v1.HelloH\x00R\x05hello\x12&\n" +
 	"\x05alive\x18\x02 \x01(\v2\x0e.dsec.v1.AliveH\x00R\x05alive\x12-\n" +
 	"\x06output\x18\x03 \x01(\v2\x13.dsec.v1.ExecOutputH\x00R\x06output\x12*\n" +
 	"\x05ended\x18\x04 \x01(\v2\x12.dsec.v1.ExecEndedH\x00R\x05ended\x12&\n" +
 	"\x05event\x18\x05 \x01(\v2\x0e.dsec.v1.EventH\x00R\x05event\x122\n" +
-	"\x05error\x18\x06 \x01(\v2\x1a.dsec.v1.SubscriptionErrorH\x00R\x05errorB\x06\n" +
+	"\x05error\x18\x06 \x01(\v2\x1a.dsec.v1.SubscriptionErrorH\x00R\x05error\x12#\n" +
+	"\x04live\x18\a \x01(\v2\r.dsec.v1.LiveH\x00R\x04liveB\x06\n" +
 	"\x04item\"B\n" +
 	"\x05Hello\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x1f\n" +
 	"\valive_every\x18\x02 \x01(\x01R\n" +
 	"aliveEvery\"\a\n" +
-	"\x05Alive\"f\n" +
+	"\x05Alive\"\x1e\n" +
+	"\x04Live\x12\x16\n" +
+	"\x06absent\x18\x01 \x03(\tR\x06absent\"f\n" +
 	"\n" +
 	"ExecOutput\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x12\n" +
@@ -1267,67 +1332,69 @@ func file_dsec_v1_events_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_events_proto_rawDescData
 }
 
-var file_dsec_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_dsec_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_dsec_v1_events_proto_goTypes = []any{
 	(*OpenRequest)(nil),           // 0: dsec.v1.OpenRequest
 	(*EventFilter)(nil),           // 1: dsec.v1.EventFilter
 	(*Frame)(nil),                 // 2: dsec.v1.Frame
 	(*Hello)(nil),                 // 3: dsec.v1.Hello
 	(*Alive)(nil),                 // 4: dsec.v1.Alive
-	(*ExecOutput)(nil),            // 5: dsec.v1.ExecOutput
-	(*ExecEnded)(nil),             // 6: dsec.v1.ExecEnded
-	(*SubscriptionError)(nil),     // 7: dsec.v1.SubscriptionError
-	(*Event)(nil),                 // 8: dsec.v1.Event
-	(*ExecSubscription)(nil),      // 9: dsec.v1.ExecSubscription
-	(*SubscribeRequest)(nil),      // 10: dsec.v1.SubscribeRequest
-	(*SubscribeResponse)(nil),     // 11: dsec.v1.SubscribeResponse
-	(*ExecName)(nil),              // 12: dsec.v1.ExecName
-	(*UnsubscribeRequest)(nil),    // 13: dsec.v1.UnsubscribeRequest
-	(*UnsubscribeResponse)(nil),   // 14: dsec.v1.UnsubscribeResponse
-	(*ExecAck)(nil),               // 15: dsec.v1.ExecAck
-	(*AckRequest)(nil),            // 16: dsec.v1.AckRequest
-	(*AckResponse)(nil),           // 17: dsec.v1.AckResponse
-	nil,                           // 18: dsec.v1.EventFilter.LabelsEntry
-	nil,                           // 19: dsec.v1.Event.FieldsEntry
-	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
-	(*OutputChunk)(nil),           // 21: dsec.v1.OutputChunk
-	(*ExecResult)(nil),            // 22: dsec.v1.ExecResult
-	(*KeptOutput)(nil),            // 23: dsec.v1.KeptOutput
-	(*ErrorDetail)(nil),           // 24: dsec.v1.ErrorDetail
+	(*Live)(nil),                  // 5: dsec.v1.Live
+	(*ExecOutput)(nil),            // 6: dsec.v1.ExecOutput
+	(*ExecEnded)(nil),             // 7: dsec.v1.ExecEnded
+	(*SubscriptionError)(nil),     // 8: dsec.v1.SubscriptionError
+	(*Event)(nil),                 // 9: dsec.v1.Event
+	(*ExecSubscription)(nil),      // 10: dsec.v1.ExecSubscription
+	(*SubscribeRequest)(nil),      // 11: dsec.v1.SubscribeRequest
+	(*SubscribeResponse)(nil),     // 12: dsec.v1.SubscribeResponse
+	(*ExecName)(nil),              // 13: dsec.v1.ExecName
+	(*UnsubscribeRequest)(nil),    // 14: dsec.v1.UnsubscribeRequest
+	(*UnsubscribeResponse)(nil),   // 15: dsec.v1.UnsubscribeResponse
+	(*ExecAck)(nil),               // 16: dsec.v1.ExecAck
+	(*AckRequest)(nil),            // 17: dsec.v1.AckRequest
+	(*AckResponse)(nil),           // 18: dsec.v1.AckResponse
+	nil,                           // 19: dsec.v1.EventFilter.LabelsEntry
+	nil,                           // 20: dsec.v1.Event.FieldsEntry
+	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(*OutputChunk)(nil),           // 22: dsec.v1.OutputChunk
+	(*ExecResult)(nil),            // 23: dsec.v1.ExecResult
+	(*KeptOutput)(nil),            // 24: dsec.v1.KeptOutput
+	(*ErrorDetail)(nil),           // 25: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_events_proto_depIdxs = []int32{
 	1,  // 0: dsec.v1.OpenRequest.events:type_name -> dsec.v1.EventFilter
-	18, // 1: dsec.v1.EventFilter.labels:type_name -> dsec.v1.EventFilter.LabelsEntry
-	20, // 2: dsec.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	19, // 1: dsec.v1.EventFilter.labels:type_name -> dsec.v1.EventFilter.LabelsEntry
+	21, // 2: dsec.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
 	3,  // 3: dsec.v1.Frame.hello:type_name -> dsec.v1.Hello
 	4,  // 4: dsec.v1.Frame.alive:type_name -> dsec.v1.Alive
-	5,  // 5: dsec.v1.Frame.output:type_name -> dsec.v1.ExecOutput
-	6,  // 6: dsec.v1.Frame.ended:type_name -> dsec.v1.ExecEnded
-	8,  // 7: dsec.v1.Frame.event:type_name -> dsec.v1.Event
-	7,  // 8: dsec.v1.Frame.error:type_name -> dsec.v1.SubscriptionError
-	21, // 9: dsec.v1.ExecOutput.chunk:type_name -> dsec.v1.OutputChunk
-	22, // 10: dsec.v1.ExecEnded.result:type_name -> dsec.v1.ExecResult
-	23, // 11: dsec.v1.ExecEnded.stdout:type_name -> dsec.v1.KeptOutput
-	23, // 12: dsec.v1.ExecEnded.stderr:type_name -> dsec.v1.KeptOutput
-	24, // 13: dsec.v1.SubscriptionError.error:type_name -> dsec.v1.ErrorDetail
-	20, // 14: dsec.v1.Event.time:type_name -> google.protobuf.Timestamp
-	19, // 15: dsec.v1.Event.fields:type_name -> dsec.v1.Event.FieldsEntry
-	9,  // 16: dsec.v1.SubscribeRequest.execs:type_name -> dsec.v1.ExecSubscription
-	12, // 17: dsec.v1.UnsubscribeRequest.execs:type_name -> dsec.v1.ExecName
-	15, // 18: dsec.v1.AckRequest.acks:type_name -> dsec.v1.ExecAck
-	0,  // 19: dsec.v1.Events.Open:input_type -> dsec.v1.OpenRequest
-	10, // 20: dsec.v1.Events.Subscribe:input_type -> dsec.v1.SubscribeRequest
-	13, // 21: dsec.v1.Events.Unsubscribe:input_type -> dsec.v1.UnsubscribeRequest
-	16, // 22: dsec.v1.Events.Ack:input_type -> dsec.v1.AckRequest
-	2,  // 23: dsec.v1.Events.Open:output_type -> dsec.v1.Frame
-	11, // 24: dsec.v1.Events.Subscribe:output_type -> dsec.v1.SubscribeResponse
-	14, // 25: dsec.v1.Events.Unsubscribe:output_type -> dsec.v1.UnsubscribeResponse
-	17, // 26: dsec.v1.Events.Ack:output_type -> dsec.v1.AckResponse
-	23, // [23:27] is the sub-list for method output_type
-	19, // [19:23] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	6,  // 5: dsec.v1.Frame.output:type_name -> dsec.v1.ExecOutput
+	7,  // 6: dsec.v1.Frame.ended:type_name -> dsec.v1.ExecEnded
+	9,  // 7: dsec.v1.Frame.event:type_name -> dsec.v1.Event
+	8,  // 8: dsec.v1.Frame.error:type_name -> dsec.v1.SubscriptionError
+	5,  // 9: dsec.v1.Frame.live:type_name -> dsec.v1.Live
+	22, // 10: dsec.v1.ExecOutput.chunk:type_name -> dsec.v1.OutputChunk
+	23, // 11: dsec.v1.ExecEnded.result:type_name -> dsec.v1.ExecResult
+	24, // 12: dsec.v1.ExecEnded.stdout:type_name -> dsec.v1.KeptOutput
+	24, // 13: dsec.v1.ExecEnded.stderr:type_name -> dsec.v1.KeptOutput
+	25, // 14: dsec.v1.SubscriptionError.error:type_name -> dsec.v1.ErrorDetail
+	21, // 15: dsec.v1.Event.time:type_name -> google.protobuf.Timestamp
+	20, // 16: dsec.v1.Event.fields:type_name -> dsec.v1.Event.FieldsEntry
+	10, // 17: dsec.v1.SubscribeRequest.execs:type_name -> dsec.v1.ExecSubscription
+	13, // 18: dsec.v1.UnsubscribeRequest.execs:type_name -> dsec.v1.ExecName
+	16, // 19: dsec.v1.AckRequest.acks:type_name -> dsec.v1.ExecAck
+	0,  // 20: dsec.v1.Events.Open:input_type -> dsec.v1.OpenRequest
+	11, // 21: dsec.v1.Events.Subscribe:input_type -> dsec.v1.SubscribeRequest
+	14, // 22: dsec.v1.Events.Unsubscribe:input_type -> dsec.v1.UnsubscribeRequest
+	17, // 23: dsec.v1.Events.Ack:input_type -> dsec.v1.AckRequest
+	2,  // 24: dsec.v1.Events.Open:output_type -> dsec.v1.Frame
+	12, // 25: dsec.v1.Events.Subscribe:output_type -> dsec.v1.SubscribeResponse
+	15, // 26: dsec.v1.Events.Unsubscribe:output_type -> dsec.v1.UnsubscribeResponse
+	18, // 27: dsec.v1.Events.Ack:output_type -> dsec.v1.AckResponse
+	24, // [24:28] is the sub-list for method output_type
+	20, // [20:24] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_events_proto_init() }
@@ -1344,6 +1411,7 @@ func file_dsec_v1_events_proto_init() {
 		(*Frame_Ended)(nil),
 		(*Frame_Event)(nil),
 		(*Frame_Error)(nil),
+		(*Frame_Live)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1351,7 +1419,7 @@ func file_dsec_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_events_proto_rawDesc), len(file_dsec_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

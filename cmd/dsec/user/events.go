@@ -56,16 +56,13 @@ func Events() *cobra.Command {
 
 func printEvents(ctx context.Context, c *cobra.Command, cl *client.Client, e client.Events, follow bool) error {
 	if !follow {
-		all, err := gather(ctx, cl, e)
-		if err != nil {
-			return err
-		}
+		all, err := past(ctx, cl, e)
 		for _, ev := range all {
 			if err := printEvent(c, ev); err != nil {
 				return err
 			}
 		}
-		return nil
+		return err
 	}
 	broken := make(chan error, 1)
 	s, err := cl.OpenSession(ctx, &e, func(ev dsec.Event) {

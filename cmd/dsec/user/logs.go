@@ -50,7 +50,7 @@ func Logs() *cobra.Command {
 }
 
 func lastExec(ctx context.Context, cl *client.Client, id dsec.SandboxID) (string, error) {
-	events, err := gather(ctx, cl, client.Events{Sandboxes: []dsec.SandboxID{id}, Types: []dsec.EventType{dsec.EventExecStarted}})
+	events, err := past(ctx, cl, client.Events{Sandboxes: []dsec.SandboxID{id}, Types: []dsec.EventType{dsec.EventExecStarted}})
 	if err != nil {
 		return "", err
 	}

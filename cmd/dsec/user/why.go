@@ -20,7 +20,6 @@ import (
 const (
 	whyCommands = 5 // shown, the last ones
 	whyDenials  = 10
-	whyWait     = 300 * time.Millisecond // for how a command ended that has
 )
 
 // told is all that why knows, and prints as JSON.
@@ -67,16 +66,21 @@ func learn(ctx context.Context, cl *client.Client, id dsec.SandboxID) (t told, e
 			t.Stats = &st
 		}
 	}
-	if t.Events, err = gather(ctx, cl, client.Events{Sandboxes: []dsec.SandboxID{id}}); err != nil {
+	if t.Events, err = past(ctx, cl, client.Events{Sandboxes: []dsec.SandboxID{id}}); err != nil {
 		return t, err
 	}
 	t.Ends = map[string]process.Result{}
+	_, ended := commandsOf(t.Events)
 	for _, exec := range lastOf(execsOf(t.Events), whyCommands) {
-		within, cancel := context.WithTimeout(ctx, whyWait)
-		if r, err := cl.Attach(id, exec).Wait(within); err == nil { // else it runs, or is no longer known
-			t.Ends[exec] = r
+		if _, ok := ended[exec]; !ok {
+			continue // it runs
 		}
-		cancel()
+		r, err := cl.Attach(id, exec).Wait(ctx)
+		if err == nil {
+			t.Ends[exec] = r
+		} else if ctx.Err() != nil {
+			return t, err
+		} // else it is no longer known
 	}
 	return t, nil
 }
@@ -141,10 +145,10 @@ func since(text, link string, t time.Time) string {
 	return text + link + ago(t)
 }
 
-// printCommands shows the last commands with what came of them.
-func (t told) printCommands(p *page) {
-	began, ended := map[string]dsec.Event{}, map[string]dsec.Event{}
-	for _, e := range t.Events {
+// commandsOf returns how commands began and how they ended, by their ids.
+func commandsOf(events []dsec.Event) (began, ended map[string]dsec.Event) {
+	began, ended = map[string]dsec.Event{}, map[string]dsec.Event{}
+	for _, e := range events {
 		switch e.Type {
 		case dsec.EventExecStarted:
 			began[e.Exec] = e
@@ -152,6 +156,12 @@ func (t told) printCommands(p *page) {
 			ended[e.Exec] = e
 		}
 	}
+	return began, ended
+}
+
+// printCommands shows the last commands with what came of them.
+func (t told) printCommands(p *page) {
+	began, ended := commandsOf(t.Events)
 	ids := execsOf(t.Events)
 	if len(ids) == 0 {
 		return

@@ -6,12 +6,14 @@ import asyncio
 import multiprocessing
 import os
 import threading
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
 from conftest import Server
-from libdsec import (AsyncClient, AsyncSandbox, Client, DsecError, Invalid, NotEnough, NotFound, Sandbox, Spec)
+from libdsec import (AsyncClient, AsyncSandbox, Client, DsecError, Invalid, NotEnough, NotFound, Sandbox, Spec,
+                     Unavailable)
 
 
 def test_a_block_deletes_its_sandbox_also_after_an_error(client: Client, server: Server) -> None:
@@ -106,19 +108,34 @@ def test_events_tell_what_happens(server: Server) -> None:
             box = await c.create(server.image)
             seen: list[str] = []
 
+            live = asyncio.Event()
+
             async def follow() -> None:
-                async for e in c.events(sandboxes=[box.id], since=box.info.created):
+                async for e in c.events(sandboxes=[box.id], since=box.info.created, on_live=lambda absent: live.set()):
                     seen.append(e.to)
                     if e.to == "deleted":
                         return
 
             task = asyncio.create_task(follow())
-            await asyncio.sleep(0.3)
+            await asyncio.wait_for(live.wait(), 30)
+            assert seen[-1] == "running"  # what had happened has come
             await box.delete()
             await asyncio.wait_for(task, 30)
             assert seen[-1] == "deleted"
 
     asyncio.run(body())
+
+
+def test_events_of_the_past_end(client: Client, box: Sandbox) -> None:
+    before = datetime.now(timezone.utc) - timedelta(hours=1)
+    past = list(client.events(sandboxes=[box.id], since=before, follow=False))
+    assert [e.to for e in past if e.type == "state"][-1] == "running"
+    absent: list[str] = []
+    assert not list(client.events(sandboxes=[box.id], types=["oom"], since=before, follow=False, on_live=absent.extend))
+    assert not absent
+    with pytest.raises(Unavailable, match="elsewhere"):  # the id names a node there is not
+        list(client.events(sandboxes=["sielsewhere" + 20 * "a"], since=before, follow=False, on_live=absent.extend))
+    assert absent == ["elsewhere"]
 
 
 def test_an_unknown_sandbox_is_not_found(client: Client, box: Sandbox) -> None:

@@ -19,7 +19,7 @@ from ._mux import Mux
 from ._sandbox import AsyncSandbox
 from ._transport import Transport, error_of_detail, new_key
 from ._wire import Json
-from .errors import DsecError, NotEnough
+from .errors import DsecError, NotEnough, Unavailable
 from .types import Event, Info, Node, SandboxInfo, Spec
 
 if TYPE_CHECKING:
@@ -236,13 +236,18 @@ class AsyncClient:
                 return found
 
     async def events(self, *, sandboxes: Sequence[str] = (), labels: Mapping[str, str] | None = None,
-                     rollout_key: str = "", since: datetime | None = None, types: Sequence[str] = ()) -> AsyncIterator[Event]:
+                     rollout_key: str = "", since: datetime | None = None, types: Sequence[str] = (), follow: bool = True,
+                     on_live: Callable[[Sequence[str]], None] | None = None) -> AsyncIterator[Event]:
         """What happens to sandboxes, from ``since`` (else now) on, until the iteration is left.
 
         A broken connection is opened again where it was; no event comes twice.
+        ``on_live`` is called once: what had happened before has come, what follows
+        happens now; it gets the nodes that could not be asked for what had. Without
+        ``follow`` the iteration ends there, with Unavailable if there are such nodes.
         """
         seen: dict[str, int] = {}
         failures = 0
+        absent: builtins.list[str] | None = None  # None: the past has not come yet
         filter_ = w.drop_empty({"sandboxes": list(sandboxes), "labels": dict(labels or {}), "rollout_key": rollout_key,
                                 "types": list(types)})
         while True:
@@ -252,6 +257,14 @@ class AsyncClient:
                 async with self._stream("Events/Open", {"session": new_key(), "events": filter_}, 30.0) as frames:
                     async for frame in frames:
                         failures = 0
+                        live = w.message(frame, "live")
+                        if live is not None:
+                            absent = w.strings(live, "absent")
+                            if on_live:
+                                on_live(absent)
+                                on_live = None
+                            if not follow:
+                                break
                         m = w.message(frame, "event")
                         if not m:
                             continue
@@ -264,6 +277,10 @@ class AsyncClient:
                 failures += 1
                 if not e.retryable or failures > self.retries:
                     raise
+            if absent is not None and not follow:
+                if absent:
+                    raise Unavailable("read past events of node", ", ".join(absent), "it does not answer")
+                return
             await self._pause(failures)
 
     # The server.

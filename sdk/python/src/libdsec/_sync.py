@@ -102,12 +102,15 @@ class Client:
         """Sandboxes, newest first; with ``all`` those that ended too, from their records."""
         return self._portal.run(self._core.list(states=states, labels=labels, rollout_key=rollout_key, all=all))
 
-    def events(self, *, sandboxes: Sequence[str]=(), labels: Mapping[str, str] | None=None, rollout_key: str='', since: datetime | None=None, types: Sequence[str]=()) -> Iterator[Event]:
+    def events(self, *, sandboxes: Sequence[str]=(), labels: Mapping[str, str] | None=None, rollout_key: str='', since: datetime | None=None, types: Sequence[str]=(), follow: bool=True, on_live: Callable[[Sequence[str]], None] | None=None) -> Iterator[Event]:
         """What happens to sandboxes, from ``since`` (else now) on, until the iteration is left.
 
         A broken connection is opened again where it was; no event comes twice.
+        ``on_live`` is called once: what had happened before has come, what follows
+        happens now; it gets the nodes that could not be asked for what had. Without
+        ``follow`` the iteration ends there, with Unavailable if there are such nodes.
         """
-        return self._portal.iterate(self._core.events(sandboxes=sandboxes, labels=labels, rollout_key=rollout_key, since=since, types=types))
+        return self._portal.iterate(self._core.events(sandboxes=sandboxes, labels=labels, rollout_key=rollout_key, since=since, types=types, follow=follow, on_live=on_live))
 
     @property
     def layers(self) -> Layers:
