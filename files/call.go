@@ -128,7 +128,7 @@ func (d *decoder) info() (i Info) {
 	return i
 }
 
-var ops = []Op{OpCreate, OpWrite, OpRemove, OpAttr, OpLost}
+var ops = []Op{OpCreate, OpWrite, OpRemove, OpAttr, OpLost, OpWatching}
 
 func (e *encoder) change(c Change) {
 	for n, o := range ops {

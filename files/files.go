@@ -102,6 +102,8 @@ const (
 	OpRemove Op = "remove"
 	OpAttr   Op = "attr"
 	OpLost   Op = "lost" // events were dropped: list again
+	// OpWatching is the first: from now on changes are seen. Its path is dir.
+	OpWatching Op = "watching"
 )
 
 // Change is one change below a watched directory.
@@ -112,6 +114,7 @@ type Change struct {
 
 // Watcher is an FS that can watch.
 type Watcher interface {
-	// Watch calls fn for each change below dir until ctx ends or fn errs.
+	// Watch calls fn once with OpWatching when it is in place, and then for each
+	// change below dir, until ctx ends or fn errs.
 	Watch(ctx context.Context, dir string, recursive bool, fn func(Change) error) error
 }

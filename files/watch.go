@@ -69,6 +69,9 @@ func (w *watching) run() error {
 	if err := w.add("", false); err != nil {
 		return err
 	}
+	if err := w.fn(Change{Path: w.asked, Op: OpWatching}); err != nil {
+		return err
+	}
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := w.in.Read(buf)

@@ -27,20 +27,16 @@ func watch(t *testing.T, s service, dir string, recursive bool) *watched {
 	return w
 }
 
-// begin makes entries until one is reported: then the watch is in place.
-func (w *watched) begin(t *testing.T, s service, dir string) {
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for {
-		must(t, os.WriteFile(s.host(dir+"/first"), nil, 0o644))
-		must(t, os.Remove(s.host(dir+"/first")))
-		select {
-		case <-w.each:
-			return
-		case err := <-w.err:
-			t.Fatal(err)
-		case <-tick.C:
+// begin waits until the watch is in place.
+func (w *watched) begin(t *testing.T, dir string) {
+	t.Helper()
+	select {
+	case c := <-w.each:
+		if c != (Change{dir, OpWatching}) {
+			t.Fatalf("the first change is %v", c)
 		}
+	case err := <-w.err:
+		t.Fatal(err)
 	}
 }
 
@@ -61,7 +57,7 @@ func TestChangesAreReported(t *testing.T) {
 		must(t, os.MkdirAll(s.host("/d/sub"), 0o755))
 		w := watch(t, s, "/d", true)
 		defer w.stop()
-		w.begin(t, s, "/d")
+		w.begin(t, "/d")
 		must(t, os.WriteFile(s.host("/d/sub/f"), []byte("x"), 0o644))
 		w.want(t, Change{"/d/sub/f", OpCreate})
 		w.want(t, Change{"/d/sub/f", OpWrite})
@@ -88,7 +84,7 @@ func TestAFlatWatchIsFlatAndEndsWithItsDirectory(t *testing.T) {
 		must(t, os.Symlink("/d", s.host("/link")))
 		w := watch(t, s, "/link", false)
 		defer w.stop()
-		w.begin(t, s, "/d")
+		w.begin(t, "/link")
 		must(t, os.WriteFile(s.host("/d/sub/f"), nil, 0o644))
 		must(t, os.WriteFile(s.host("/d/g"), nil, 0o644))
 		w.want(t, Change{"/link/g", OpCreate})
@@ -103,22 +99,15 @@ func TestAFlatWatchIsFlatAndEndsWithItsDirectory(t *testing.T) {
 func TestAWatcherThatErrsEndsTheWatch(t *testing.T) {
 	each(t, func(t *testing.T, s service) {
 		stop := dsec.Errorf(dsec.Canceled, "test", "", "enough")
-		err := make(chan error, 1)
-		go func() {
-			err <- s.fs.(Watcher).Watch(t.Context(), "/", false, func(Change) error { return stop })
-		}()
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for {
-			must(t, os.WriteFile(s.host("/x"), nil, 0o644))
-			must(t, os.Remove(s.host("/x")))
-			select {
-			case e := <-err:
-				if !errors.Is(e, stop) && dsec.ClassOf(e) != dsec.Canceled {
-					t.Errorf("ended with %v", e)
+		for _, op := range []Op{OpWatching, OpCreate} {
+			err := s.fs.(Watcher).Watch(t.Context(), "/", false, func(c Change) error {
+				if c.Op == op {
+					return stop
 				}
-				return
-			case <-tick.C:
+				return os.WriteFile(s.host("/x-"+string(op)), nil, 0o644)
+			})
+			if !errors.Is(err, stop) && dsec.ClassOf(err) != dsec.Canceled {
+				t.Errorf("ended with %v", err)
 			}
 		}
 	})

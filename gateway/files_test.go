@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"hash"
 	"io"
+	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -180,5 +184,27 @@ func TestLargeFilesStreamInConstantMemory(t *testing.T) {
 	}
 	if grew := int64(s.heap.Load()) - int64(before.HeapInuse); grew > 32<<20 {
 		t.Fatalf("client, gateway and node grew by %d bytes", grew)
+	}
+}
+
+func TestAWatchSaysWhenItIsInPlace(t *testing.T) {
+	e := start(t)
+	root := t.TempDir()
+	local, err := files.NewLocal(root)
+	must(t, err)
+	defer local.Close()
+	e.node.fs = local
+	sb := e.sandbox(e.local())
+	enough := errors.New("enough")
+	var seen []files.Change
+	err = e.local().Files(sb.ID, "").Watch(t.Context(), "/", false, func(c files.Change) error {
+		seen = append(seen, c)
+		if c.Op == files.OpWatching {
+			return os.Mkdir(filepath.Join(root, "made"), 0o755) // once: it is seen
+		}
+		return enough
+	})
+	if want := []files.Change{{Path: "/", Op: files.OpWatching}, {Path: "/made", Op: files.OpCreate}}; err != enough || !slices.Equal(seen, want) {
+		t.Fatalf("%v, %v, want %v", seen, err, want)
 	}
 }

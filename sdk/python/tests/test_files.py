@@ -6,14 +6,15 @@ import asyncio
 import hashlib
 import io
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from libdsec import (AsyncClient, AsyncSandbox, Corrupt, FileNotFound, IsADirectory, PermissionDenied, Sandbox,
-                     ResourceExhausted)
+from libdsec import (AsyncClient, AsyncSandbox, Change, Corrupt, FileNotFound, IsADirectory, NotADirectory,
+                     PermissionDenied, ResourceExhausted, Sandbox, Unsupported)
 from conftest import Server
 
 
@@ -146,16 +147,45 @@ def test_more_artifacts_than_allowed_is_an_error(box: Sandbox) -> None:
 def test_watching_a_directory(run: Any, real: Server) -> None:
     async def test(_: AsyncClient, box: AsyncSandbox) -> None:
         await box.files.mkdir("/tmp/w")
-
-        async def first() -> str:
-            async for change in box.files.watch("/tmp/w"):
-                return change.path
-            return ""
-
-        task = asyncio.create_task(first())
-        while not task.done():
-            await box.files.write("/tmp/w/f", b"x")
-            await asyncio.wait([task], timeout=0.2)
-        assert task.result().startswith("/tmp/w/")
+        async with box.files.watch("/tmp/w") as changes:
+            await box.files.mkdir("/tmp/w/once")  # seen, because the watch is in place
+            async for change in changes:
+                assert change == Change("/tmp/w/once", "create")
+                break
+        with pytest.raises(FileNotFound):
+            async with box.files.watch("/tmp/none"):
+                pass
 
     run(test)
+
+
+def test_watching_without_a_loop_of_ones_own(box: Sandbox, real: Server) -> None:
+    with box.files.watch("/tmp", recursive=True) as changes:
+        box.files.mkdir("/tmp/once")
+        assert next(iter(changes)) == Change("/tmp/once", "create")
+    seen: list[Change] = []
+
+    def collect() -> None:
+        for change in box.files.watch("/tmp"):  # from the first wait on
+            seen.append(change)
+            return
+
+    t = threading.Thread(target=collect)
+    t.start()
+    for i in range(1000):
+        box.files.mkdir(f"/tmp/d{i}")
+        t.join(0.05)
+        if not t.is_alive():
+            break
+    assert seen and seen[0].op == "create"
+
+
+def test_what_cannot_be_watched_says_so(box: Sandbox, server: Server) -> None:
+    if server.kind == "fake":
+        with pytest.raises(Unsupported):
+            with box.files.watch("/tmp"):
+                pass
+    else:
+        with pytest.raises(NotADirectory):
+            with box.files.watch("/etc/passwd"):
+                pass

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "libdsec"
 TARGET = SOURCE / "_sync.py"
 CLASSES = [("_client", "AsyncClient"), ("_sandbox", "AsyncSandbox"), ("_process", "AsyncProcess"),
            ("_process", "AsyncOutputStream"), ("_session", "AsyncSession"), ("_files", "AsyncFiles"),
-           ("_layers", "AsyncLayers"), ("_port", "AsyncPort")]
+           ("_watch", "AsyncWatch"), ("_layers", "AsyncLayers"), ("_port", "AsyncPort")]
 DUNDER = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
 # Written by hand in the header below.
 BY_HAND = {("AsyncClient", "close"), ("AsyncPort", "http")}
@@ -42,6 +42,7 @@ from ._portal import Portal
 from ._process import AsyncOutputStream, AsyncProcess
 from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
+from ._watch import AsyncWatch
 from .errors import DsecError
 from .types import (Artifact, Change, Event, FileInfo, Info, Layer, Node, OnLimit, Result, SandboxInfo, Size, Spec,
                     Stats)
@@ -102,7 +103,7 @@ _PLAIN: dict[type, Callable[..., Any]] = {
 
 def plain(text: str) -> str:
     """Names of the plain classes in a type or a doc string."""
-    text = re.sub(r"\bAsync(?=(Client|Sandbox|Process|OutputStream|Session|Files|Layers|Port)\b)", "", text)
+    text = re.sub(r"\bAsync(?=(Client|Sandbox|Process|OutputStream|Session|Files|Watch|Layers|Port)\b)", "", text)
     return text.replace("AsyncIterator", "Iterator").replace("AsyncGenerator", "Iterator")
 
 
@@ -111,7 +112,7 @@ def document(node: ast.AST) -> str:
     if not doc:
         return ""
     doc = plain(doc).replace("Await it, or use\nit as ``async with client", "Also as ``with client")
-    doc = doc.replace("async with", "with")
+    doc = doc.replace("async with", "with").replace("async for", "for")
     doc = re.sub(r"awaiting(\s+)task is cancelled", r"wait\1is interrupted", doc)
     body = textwrap.indent(doc, "        ").strip()
     end = "\n        " if "\n" in doc else ""
@@ -136,6 +137,8 @@ def method(f: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     target = f"self._core.{f.name}"
     call = target if "property" in decorators else f"{target}({arguments(f.args)})"
     if name == "__enter__":
+        if isinstance(f.body[0], ast.Expr):  # more than itself: it waits
+            return f"    def __enter__(self) -> {plain(returns)}:\n{document(f)}        self._portal.run({call})\n        return self\n"
         return f"    def __enter__(self) -> {plain(returns)}:\n        return self\n"
     if returns == "Creating":
         returns, call, waits = "AsyncSandbox", f"self._portal.run({call})", True

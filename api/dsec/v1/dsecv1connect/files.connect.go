@@ -57,7 +57,8 @@ type FilesClient interface {
 	Move(context.Context, *v1.MoveRequest) (*v1.MoveResponse, error)
 	Remove(context.Context, *v1.RemoveFileRequest) (*v1.RemoveFileResponse, error)
 	SetAttr(context.Context, *v1.SetAttrRequest) (*v1.SetAttrResponse, error)
-	// Watch begins with one empty answer when it is in place.
+	// Watch answers first with op watching: it is in place, and every change from
+	// then on is seen.
 	Watch(context.Context, *v1.WatchRequest) (*connect.ServerStreamForClient[v1.WatchResponse], error)
 }
 
@@ -195,7 +196,8 @@ type FilesHandler interface {
 	Move(context.Context, *v1.MoveRequest) (*v1.MoveResponse, error)
 	Remove(context.Context, *v1.RemoveFileRequest) (*v1.RemoveFileResponse, error)
 	SetAttr(context.Context, *v1.SetAttrRequest) (*v1.SetAttrResponse, error)
-	// Watch begins with one empty answer when it is in place.
+	// Watch answers first with op watching: it is in place, and every change from
+	// then on is seen.
 	Watch(context.Context, *v1.WatchRequest, *connect.ServerStream[v1.WatchResponse]) error
 }
 

@@ -18,7 +18,8 @@ from ._port import AsyncPort
 from ._process import AsyncOutputStream, AsyncProcess
 from ._sandbox import AsyncSandbox
 from ._session import AsyncSession
-from ._sync import Client, Files, Layers, OutputStream, Port, Process, Sandbox, Session
+from ._sync import Client, Files, Layers, OutputStream, Port, Process, Sandbox, Session, Watch
+from ._watch import AsyncWatch
 from .errors import *  # noqa: F403
 from .types import *  # noqa: F403
 
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient", "AsyncFiles", "AsyncLayers", "AsyncOutputStream", "AsyncPort", "AsyncProcess", "AsyncSandbox",
-    "AsyncSession", "Client", "Creating", "Files", "Layers", "OutputStream", "Port", "Process", "Sandbox", "Session",
+    "AsyncSession", "AsyncWatch", "Client", "Creating", "Files", "Layers", "OutputStream", "Port", "Process", "Sandbox", "Session",
+    "Watch",
     *errors.__all__, *types.__all__,
 ]

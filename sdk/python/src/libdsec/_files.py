@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, BinaryIO, Iterable, Sequen
 from . import _tree as tree
 from . import _wire as w
 from ._transport import new_key
+from ._watch import AsyncWatch
 from ._wire import Json
 from .errors import FileNotFound, NotADirectory, Unavailable
-from .types import Artifact, Change, FileInfo, Size, parse_size
+from .types import Artifact, FileInfo, Size, parse_size
 
 if TYPE_CHECKING:
     from ._client import AsyncClient
@@ -215,16 +216,14 @@ class AsyncFiles:
             found.update((a.path, a) for a in got)
         return [found[p] for p in sorted(found)]
 
-    async def watch(self, path: str, recursive: bool = False) -> AsyncIterator[Change]:
-        """Changes below a directory from when the first wait begins; ends with the iteration.
+    def watch(self, path: str, recursive: bool = False) -> AsyncWatch:
+        """Changes below a directory: ``async with files.watch(path) as changes``, then ``async for c in changes``.
 
-        ``op`` lost: some were missed, list again.
+        The block begins when the watch is in place: what happens in it is seen.
+        Iterated without a block, it begins with the first wait.
         """
-        request = {"sandbox": self._sandbox, "user": self._user, "path": path, "recursive": recursive}
-        async with self._client._stream("Files/Watch", request) as answers:
-            async for m in answers:
-                if w.string(m, "op"):
-                    yield Change(w.string(m, "path"), w.string(m, "op"))
+        return AsyncWatch(self._client, {"sandbox": self._sandbox, "user": self._user, "path": path,
+                                         "recursive": recursive})
 
 
 def _by_directory(globs: Sequence[str], root: str) -> dict[str, list[str]]:

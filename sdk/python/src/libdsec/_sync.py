@@ -19,6 +19,7 @@ from ._portal import Portal
 from ._process import AsyncOutputStream, AsyncProcess
 from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
+from ._watch import AsyncWatch
 from .errors import DsecError
 from .types import (Artifact, Change, Event, FileInfo, Info, Layer, Node, OnLimit, Result, SandboxInfo, Size, Spec,
                     Stats)
@@ -535,12 +536,36 @@ class Files:
         """
         return self._portal.run(self._core.download_dir(path, local, globs=globs, max_bytes=max_bytes))
 
-    def watch(self, path: str, recursive: bool=False) -> Iterator[Change]:
-        """Changes below a directory from when the first wait begins; ends with the iteration.
+    def watch(self, path: str, recursive: bool=False) -> Watch:
+        """Changes below a directory: ``with files.watch(path) as changes``, then ``for c in changes``.
 
-        ``op`` lost: some were missed, list again.
+        The block begins when the watch is in place: what happens in it is seen.
+        Iterated without a block, it begins with the first wait.
         """
-        return self._portal.iterate(self._core.watch(path, recursive))
+        return cast("Watch", self._wrap(self._core.watch(path, recursive)))
+
+
+class Watch:
+    """Changes below a directory, from ``files.watch``. ``op`` lost: some were missed, list again."""
+
+    def __init__(self, portal: Portal, client: Client, core: AsyncWatch) -> None:
+        self._portal = portal
+        self._client = client
+        self._core = core
+
+    def _wrap(self, core: Any) -> Any:
+        return _wrap(self._portal, self._client, core)
+
+    def __enter__(self) -> Watch:
+        """Waits until the watch is in place."""
+        self._portal.run(self._core.__aenter__())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._portal.run(self._core.__aexit__(*exc))
+
+    def __iter__(self) -> Iterator[Change]:
+        return self._portal.iterate(self._core.__aiter__())
 
 
 class Layers:
@@ -629,6 +654,7 @@ _PLAIN: dict[type, Callable[..., Any]] = {
     AsyncOutputStream: OutputStream,
     AsyncSession: Session,
     AsyncFiles: Files,
+    AsyncWatch: Watch,
     AsyncLayers: Layers,
     AsyncPort: Port,
 }
