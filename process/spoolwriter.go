@@ -88,6 +88,13 @@ func (w *SpoolWriter) Image() ([]byte, bool) {
 	return append(b, w.mem...), true
 }
 
+// Bytes returns the whole stream so far, if no file was needed for it.
+func (w *SpoolWriter) Bytes() ([]byte, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mem, w.f == nil && !w.lost
+}
+
 // fileLocked makes the file with what is in memory.
 func (w *SpoolWriter) fileLocked() {
 	f, err := w.create()

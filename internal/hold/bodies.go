@@ -1,6 +1,7 @@
 package hold
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"os"
 	"sort"
@@ -94,27 +95,58 @@ func (w wireSpec) equal(v wireSpec) bool {
 	return string(a) == string(b)
 }
 
+// wireExec is what a hold needs to know of a command; the image that follows it
+// in the body of the request is only passed on.
 type wireExec struct {
-	Sandbox     string
-	Spec        wireSpec
-	Env         []raw
-	Cwd         raw
-	UID, GID    uint32
-	Groups      []uint32
-	Caps        Caps
-	NoNewPrivs  bool
-	Seccomp     []byte
-	Rlimits     []Rlimit
-	OOMScoreAdj int
-	Umask       uint32
-	Tasks       []string
-	Spool       string
+	Sandbox  string
+	Spec     wireSpec
+	Cwd      raw
+	UID, GID uint32
+	Tasks    []string `json:",omitempty"`
+	Spool    string
+
+	image []byte
 }
 
-func toWireExec(s ExecSpec) wireExec {
-	return wireExec{Sandbox: s.Sandbox, Spec: toWireSpec(s.Spec), Env: toRaw(s.Env), Cwd: raw(s.Cwd), UID: s.UID, GID: s.GID,
-		Groups: s.Groups, Caps: s.Caps, NoNewPrivs: s.NoNewPrivs, Seccomp: s.Seccomp, Rlimits: s.Rlimits,
-		OOMScoreAdj: s.OOMScoreAdj, Umask: s.Umask, Tasks: s.Tasks, Spool: s.Spool}
+// encodeExec makes the body: length of the description, description, image.
+func encodeExec(s *ExecSpec) ([]byte, error) {
+	im := execImage{join: joinAll, uid: s.UID, gid: s.GID, groups: s.Groups, caps: s.Caps, seccomp: s.Seccomp, rlimits: s.Rlimits,
+		umask: s.Umask, cwd: s.Cwd, oom: s.OOMScoreAdj, argv: s.Spec.Argv, env: s.Env}
+	if im.umask == 0 {
+		im.umask = 0o022
+	}
+	if im.cwd == "" {
+		im.cwd = "/"
+	}
+	if s.NoNewPrivs {
+		im.flags |= imageNNP
+	}
+	if p := s.Spec.PTY; p != nil {
+		im.flags, im.rows, im.cols = im.flags|imagePTY, p.Rows, p.Cols
+	}
+	if len(im.argv) > 0 {
+		im.paths = candidates(im.argv[0], im.env)
+	}
+	meta, err := json.Marshal(wireExec{Sandbox: s.Sandbox, Spec: toWireSpec(s.Spec), Cwd: raw(im.cwd), UID: s.UID, GID: s.GID,
+		Tasks: s.Tasks, Spool: s.Spool})
+	if err != nil {
+		return nil, err
+	}
+	b := binary.LittleEndian.AppendUint32(nil, uint32(len(meta)))
+	return append(append(b, meta...), im.encode()...), nil
+}
+
+func decodeExec(b []byte) (wireExec, error) {
+	var w wireExec
+	if len(b) < 4 || uint64(len(b)-4) < uint64(binary.LittleEndian.Uint32(b)) {
+		return w, errTruncated
+	}
+	n := 4 + int(binary.LittleEndian.Uint32(b))
+	if err := json.Unmarshal(b[4:n], &w); err != nil {
+		return w, err
+	}
+	w.image = b[n:]
+	return w, nil
 }
 
 // wireExecInfo is an ExecInfo on its way.
@@ -152,7 +184,12 @@ type wireRef struct {
 	Type    EventType      `json:",omitempty"`
 }
 
-type wireResult struct{ Result ExecResult }
+// wireEvent is an Event on its way. Kept is all the output of a command that
+// said little, stdout and stderr; nil where it has to be asked for.
+type wireEvent struct {
+	Event
+	Kept [][]byte `json:",omitempty"`
+}
 
 type wireNames struct{ Names []string }
 

@@ -99,34 +99,24 @@ func (c *Client) Enter(ctx context.Context, s EnterSpec) error {
 // Exec starts a command. Errors of its own making name the step: FileNotFound
 // and PermissionDenied for program and cwd, Invalid for arguments too long.
 func (c *Client) Exec(ctx context.Context, s ExecSpec) (process.Process, error) {
-	f, ok, err := c.request(ctx, opExec, toWireExec(s), nil, func(frame) {
-		p := &command{c: c, sandbox: s.Sandbox, spec: s.Spec}
+	p := c.command(s.Sandbox, s.Spec)
+	f, ok, err := c.request(ctx, opExec, &s, nil, func(frame) {
 		ctx := context.WithoutCancel(ctx)
+		p := c.command(s.Sandbox, s.Spec)
 		if p.Kill(ctx) == nil {
 			if _, err := p.Wait(ctx); err == nil {
 				_ = p.Release(ctx)
 			}
 		}
 	})
-	if err != nil {
-		return nil, err
-	}
-	var w wireExecInfo
-	files, err := finish(f, ok, &w)
-	closeAll(files)
-	if err != nil {
-		return nil, err
-	}
-	return &command{c: c, sandbox: s.Sandbox, spec: s.Spec}, nil
+	return p.found(f, ok, err)
 }
 
 // Process finds a command that runs or waits for Release; NotFound.
 func (c *Client) Process(ctx context.Context, sandbox, exec string) (process.Process, error) {
-	var w wireExecInfo
-	if err := c.call(ctx, opFind, wireRef{Sandbox: sandbox, Exec: exec}, nil, &w); err != nil {
-		return nil, err
-	}
-	return &command{c: c, sandbox: sandbox, spec: w.Spec.spec()}, nil
+	p := c.command(sandbox, process.Spec{ID: exec})
+	f, ok, err := c.request(ctx, opFind, p.ref(), nil, nil)
+	return p.found(f, ok, err)
 }
 
 // HoldClock stops or continues the clocks of the commands of a sandbox, those
@@ -151,7 +141,11 @@ func (c *Client) KillSandbox(ctx context.Context, sandbox string) error {
 // RemoveSandbox kills it and forgets it with its commands, spools and exec
 // cgroups. Unknown ones succeed.
 func (c *Client) RemoveSandbox(ctx context.Context, sandbox string) error {
-	return c.call(ctx, opRemove, wireRef{Sandbox: sandbox}, nil, nil)
+	err := c.call(ctx, opRemove, wireRef{Sandbox: sandbox}, nil, nil)
+	if err == nil {
+		c.ends.removed(sandbox)
+	}
+	return err
 }
 
 // StartFiles starts a file helper as a user inside the user and mount
@@ -194,5 +188,5 @@ func (c *Client) List(ctx context.Context) ([]SandboxInfo, error) {
 
 // Ack says that an event was recorded.
 func (c *Client) Ack(ctx context.Context, e Event) error {
-	return c.call(ctx, opAck, wireRef{Sandbox: e.Sandbox, Exec: e.Exec, Type: e.Type}, nil, nil)
+	return c.tell(ctx, opAck, wireRef{Sandbox: e.Sandbox, Exec: e.Exec, Type: e.Type})
 }

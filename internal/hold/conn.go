@@ -28,6 +28,7 @@ type Client struct {
 	events chan Event
 	done   chan struct{}
 	wg     sync.WaitGroup
+	ends   ends
 
 	mu      sync.Mutex
 	next    uint64
@@ -91,7 +92,7 @@ func dialOnce(ctx context.Context, socket string) (*Client, error) {
 		return nil, dsec.E(dsec.Unavailable, "dial hold", socket, err)
 	}
 	c := &Client{w: newWire(nc.(*net.UnixConn)), events: make(chan Event), done: make(chan struct{}),
-		waiting: map[uint64]chan frame{}, more: make(chan struct{}, 1)}
+		waiting: map[uint64]chan frame{}, more: make(chan struct{}, 1), ends: ends{m: map[string]map[string]*awaited{}}}
 	c.wg.Go(c.receive)
 	c.wg.Go(c.deliver)
 	var h wireHello
@@ -130,10 +131,13 @@ func (c *Client) receive() {
 			break
 		}
 		if f.op == opEvent {
-			var e Event
+			var e wireEvent
 			if json.Unmarshal(f.body, &e) == nil {
+				if e.Type == ExecExited {
+					c.ends.ended(execName{e.Sandbox, e.Exec}, e.Result, e.Kept)
+				}
 				c.mu.Lock()
-				c.backlog = append(c.backlog, e)
+				c.backlog = append(c.backlog, e.Event)
 				c.mu.Unlock()
 				select {
 				case c.more <- struct{}{}:
@@ -190,7 +194,7 @@ func (c *Client) deliver() {
 // begin sends a request; its reply comes on the channel, which is closed if the
 // connection is lost.
 func (c *Client) begin(o op, body any, files []*os.File) (<-chan frame, uint64, error) {
-	b, err := json.Marshal(body)
+	b, err := encodeBody(body)
 	if err != nil {
 		return nil, 0, dsec.E(dsec.Invalid, "encode request", "", err)
 	}
@@ -211,6 +215,29 @@ func (c *Client) begin(o op, body any, files []*os.File) (<-chan frame, uint64, 
 		return nil, 0, dsec.E(dsec.Unavailable, "call hold", "", err)
 	}
 	return ch, id, nil
+}
+
+func encodeBody(body any) ([]byte, error) {
+	if e, ok := body.(*ExecSpec); ok {
+		return encodeExec(e)
+	}
+	return json.Marshal(body)
+}
+
+// tell sends a request that is not answered. Those of one client are served in
+// the order they were sent, before every request sent later.
+func (c *Client) tell(ctx context.Context, o op, body any) error {
+	if err := ctx.Err(); err != nil {
+		return dsec.E(dsec.ClassOf(err), "call hold", "", err)
+	}
+	b, err := json.Marshal(body)
+	if err == nil {
+		err = c.w.send(frame{op: o, body: b})
+	}
+	if err != nil {
+		return dsec.E(dsec.Unavailable, "call hold", "", err)
+	}
+	return nil
 }
 
 // finish reads a reply into out and returns its descriptors.

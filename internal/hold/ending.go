@@ -99,11 +99,32 @@ func (e *execution) watch() {
 	if input != nil && e.spec.Spec.PTY != nil {
 		go e.closePTY(input)
 	}
+	e.sb.s.emit(wireEvent{Event: Event{Type: ExecExited, Sandbox: e.sb.spec.ID, Exec: e.spec.Spec.ID, Result: r}, Kept: e.keptSmall()})
 	close(e.done)
 	_ = e.pidfd.Close()
 	e.sb.s.removeCgroup(e.group)
 	close(e.gone)
-	e.sb.s.emit(Event{Type: ExecExited, Sandbox: e.sb.spec.ID, Exec: e.spec.Spec.ID, Result: r})
+}
+
+// keptSmall is all the output, if it is complete and no file was needed for it.
+func (e *execution) keptSmall() [][]byte {
+	var kept [][]byte
+	for _, p := range e.out {
+		if p == nil {
+			continue
+		}
+		select {
+		case <-p.drained:
+		default:
+			return nil
+		}
+		b, ok := p.w.Bytes()
+		if !ok {
+			return nil
+		}
+		kept = append(kept, b)
+	}
+	return kept
 }
 
 // closePTY hangs the terminal up once its output is in the spool: what still
@@ -196,21 +217,28 @@ func (s *server) sweep() {
 	for {
 		select {
 		case <-t.C:
+			s.removeLingering("")
 		case <-s.quit:
 			return
 		}
-		s.mu.Lock()
-		list := make([]string, 0, len(s.lingering))
-		for d := range s.lingering {
+	}
+}
+
+// removeLingering tries those whose directory begins with prefix again.
+func (s *server) removeLingering(prefix string) {
+	s.mu.Lock()
+	var list []string
+	for d := range s.lingering {
+		if strings.HasPrefix(d, prefix) {
 			list = append(list, d)
 		}
-		s.mu.Unlock()
-		for _, d := range list {
-			if err := unix.Rmdir(d); err == nil || errors.Is(err, os.ErrNotExist) {
-				s.mu.Lock()
-				delete(s.lingering, d)
-				s.mu.Unlock()
-			}
+	}
+	s.mu.Unlock()
+	for _, d := range list {
+		if err := unix.Rmdir(d); err == nil || errors.Is(err, os.ErrNotExist) {
+			s.mu.Lock()
+			delete(s.lingering, d)
+			s.mu.Unlock()
 		}
 	}
 }

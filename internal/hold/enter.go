@@ -3,7 +3,6 @@ package hold
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"time"
 
@@ -33,7 +32,7 @@ func (s *server) enter(w wireEnter, f *frame) error {
 		return dsec.Errorf(dsec.IllegalState, "enter sandbox", w.ID, "it has its root already")
 	}
 	defer func() { _ = ctl.Close() }()
-	_ = ctl.SetDeadline(time.Now().Add(nativeWait))
+	ctl.setReadDeadline(time.Now().Add(nativeWait))
 	if err := sb.enter(ctl, w, f); err != nil {
 		if e, ok := errors.AsType[*dsec.Error](err); ok {
 			return e
@@ -46,8 +45,8 @@ func (s *server) enter(w wireEnter, f *frame) error {
 	return nil
 }
 
-func (sb *sandbox) enter(ctl *net.UnixConn, w wireEnter, f *frame) error {
-	a, fs, err := recvAnswer(ctl)
+func (sb *sandbox) enter(ctl *packets, w wireEnter, f *frame) error {
+	a, fs, err := ctl.answer()
 	if err != nil {
 		return fmt.Errorf("wait for PID 1: %w", err)
 	}
@@ -68,10 +67,10 @@ func (sb *sandbox) enter(ctl *net.UnixConn, w wireEnter, f *frame) error {
 	if err != nil {
 		return dsec.E(dsec.Invalid, "enter sandbox", sb.spec.ID, err)
 	}
-	if err := sendFiles(ctl, p.b, p.files); err != nil {
+	if err := ctl.send(p.b, p.files); err != nil {
 		return fmt.Errorf("send plan to PID 1: %w", err)
 	}
-	a, more, err := recvAnswer(ctl)
+	a, more, err := ctl.answer()
 	closeAll(more)
 	switch {
 	case err != nil:

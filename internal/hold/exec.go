@@ -68,7 +68,11 @@ func (s *server) exec(w wireExec) (*execution, error) {
 		return old.same(w)
 	}
 	sb.execs[id] = e
+	before := sb.leaving[id]
 	sb.mu.Unlock()
+	if before != nil {
+		<-before.gone // its cgroup has the name of ours
+	}
 	if err := e.start(); err != nil {
 		sb.mu.Lock()
 		delete(sb.execs, id)
@@ -177,27 +181,6 @@ func (e *execution) give(theirs []*os.File) error {
 	return nil
 }
 
-func (e *execution) image() (*os.File, error) {
-	w := &e.spec
-	tasks := e.tasks()
-	im := execImage{join: joinAll, uid: w.UID, gid: w.GID, groups: w.Groups, caps: w.Caps, seccomp: w.Seccomp, rlimits: w.Rlimits,
-		umask: w.Umask, tasks: len(tasks), cwd: string(w.Cwd), oom: w.OOMScoreAdj, argv: fromRaw(w.Spec.Argv), env: fromRaw(w.Env)}
-	if im.umask == 0 {
-		im.umask = 0o022
-	}
-	if im.cwd == "" {
-		im.cwd = "/"
-	}
-	if w.NoNewPrivs {
-		im.flags |= imageNNP
-	}
-	if p := w.Spec.PTY; p != nil {
-		im.flags, im.rows, im.cols = im.flags|imagePTY, p.Rows, p.Cols
-	}
-	im.paths = candidates(im.argv[0], im.env)
-	return im.memfd()
-}
-
 func (e *execution) tasks() []string {
 	if e.spec.Tasks != nil {
 		return e.spec.Tasks
@@ -237,14 +220,8 @@ func (e *execution) start() (err error) {
 	e.sb.s.mu.Unlock()
 	undo = append(undo, func() { e.sb.s.removeCgroup(e.group) })
 	e.usage.begin(e.sb.spec.Account)
-	image, err := e.image()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = image.Close() }()
-	files := []*os.File{image}
 	e.begun = time.Now()
-	pty, err := e.launch(files, io.theirs)
+	pty, err := e.launch(io.theirs)
 	if err != nil {
 		return err
 	}
@@ -402,14 +379,28 @@ func (sb *sandbox) release(id string) error {
 	if e == nil {
 		return nil
 	}
-	select {
-	case <-e.done:
-	default:
+	e.mu.Lock()
+	ended := e.ended
+	e.mu.Unlock()
+	if !ended {
 		return dsec.Errorf(dsec.IllegalState, "release exec", id, "it runs")
 	}
-	<-e.gone
+	<-e.done // about to be closed: the end is reported
 	sb.mu.Lock()
 	delete(sb.execs, id)
+	select {
+	case <-e.gone:
+	default:
+		sb.leaving[id] = e
+		go func() {
+			<-e.gone
+			sb.mu.Lock()
+			defer sb.mu.Unlock()
+			if sb.leaving[id] == e {
+				delete(sb.leaving, id)
+			}
+		}()
+	}
 	sb.mu.Unlock()
 	for _, p := range e.out {
 		if p != nil {

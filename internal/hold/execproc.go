@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -17,8 +18,38 @@ type command struct {
 	c       *Client
 	sandbox string
 	spec    process.Spec
+	end     *awaited
 
-	mu sync.Mutex // one Write at a time
+	released atomic.Bool
+	mu       sync.Mutex // one Write at a time
+}
+
+// command must come before the request that starts or finds it.
+func (c *Client) command(sandbox string, s process.Spec) *command {
+	return &command{c: c, sandbox: sandbox, spec: s, end: c.ends.expect(execName{sandbox, s.ID})}
+}
+
+func (p *command) name() execName { return execName{p.sandbox, p.spec.ID} }
+
+// found takes what the hold answers about the command.
+func (p *command) found(f frame, ok bool, err error) (process.Process, error) {
+	var w wireExecInfo
+	if err == nil {
+		var files []*os.File
+		files, err = finish(f, ok, &w)
+		closeAll(files)
+	}
+	if err != nil {
+		p.c.ends.drop(p.name(), p.end)
+		return nil, err
+	}
+	if p.spec.Argv == nil { // it was searched for by its name
+		p.spec = w.Spec.spec()
+	}
+	if w.Ended {
+		p.c.ends.ended(p.name(), w.Result, nil)
+	}
+	return p, nil
 }
 
 func (p *command) ref() wireRef { return wireRef{Sandbox: p.sandbox, Exec: p.spec.ID} }
@@ -28,13 +59,16 @@ func (p *command) do(ctx context.Context, o op) error { return p.c.call(ctx, o, 
 func (p *command) Spec() process.Spec { return p.spec }
 
 func (p *command) Follow(ctx context.Context, s process.Stream, offset int64) (process.Reader, error) {
+	if out, ok := p.known(s); ok && offset >= 0 {
+		return &knownReader{rest: out[min(offset, int64(len(out))):], at: offset}, nil
+	}
 	r := p.ref()
 	r.Stream, r.Offset = s, offset
-	sock, err := p.c.oneFile(ctx, opFollow, r)
+	f, err := p.c.oneFile(ctx, opFollow, r)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := unixConn(sock)
+	conn, err := unixConn(f)
 	if err != nil {
 		return nil, err
 	}
@@ -48,6 +82,31 @@ func (p *command) Follow(ctx context.Context, s process.Stream, offset int64) (p
 	return process.NewLazyReader(open, &remote{c: conn, pos: offset}, offset, func() { closeAll([]*os.File{spool}) }), nil
 }
 
+// known is all that a command wrote to a stream, if that came with its end.
+func (p *command) known(s process.Stream) ([]byte, bool) {
+	if p.released.Load() || !p.end.isDone() || s < process.Stdout || int(s) > len(p.end.kept) {
+		return nil, false
+	}
+	return p.end.kept[s-1], true
+}
+
+// knownReader follows a stream that has ended.
+type knownReader struct {
+	rest []byte
+	at   int64
+}
+
+func (r *knownReader) Next(ctx context.Context) (process.Chunk, error) {
+	if err := ctx.Err(); err != nil {
+		return process.Chunk{}, err
+	}
+	c := process.Chunk{Offset: r.at, Data: r.rest, EOF: true}
+	r.at, r.rest = r.at+int64(len(r.rest)), nil
+	return c, nil
+}
+
+func (r *knownReader) Close() error { return nil }
+
 // spool opens the spool of a stream as it is now.
 func (p *command) spool(ctx context.Context, s process.Stream) (*os.File, error) {
 	r := p.ref()
@@ -56,6 +115,9 @@ func (p *command) spool(ctx context.Context, s process.Stream) (*os.File, error)
 }
 
 func (p *command) Kept(ctx context.Context, s process.Stream) (head, tail []byte, tailOffset int64, err error) {
+	if out, ok := p.known(s); ok {
+		return out, nil, int64(len(out)), nil
+	}
 	f, err := p.spool(ctx, s)
 	if err != nil {
 		return nil, nil, 0, err
@@ -107,13 +169,17 @@ func (p *command) Signal(ctx context.Context, sig int) error {
 func (p *command) Kill(ctx context.Context) error { return p.do(ctx, opKill) }
 
 func (p *command) Wait(ctx context.Context) (process.Result, error) {
-	var w wireResult
-	if err := p.c.call(ctx, opWait, p.ref(), nil, &w); err != nil {
-		return process.Result{}, err
+	if p.released.Load() {
+		return process.Result{}, dsec.E(dsec.NotFound, "find exec", dsec.Quote(p.spec.ID), nil)
 	}
-	return w.Result, nil
+	return p.c.wait(ctx, p.end)
 }
 
+// Release of a command whose end has come is only told: nothing can go wrong.
 func (p *command) Release(ctx context.Context) error {
+	if p.c.ends.release(p.name(), p.end) {
+		p.released.Store(true)
+		return p.c.tell(ctx, opRelease, p.ref())
+	}
 	return p.do(ctx, opRelease)
 }

@@ -26,12 +26,7 @@ func (s *server) startFiles(w FilesSpec) (*os.File, error) {
 		return nil, err
 	}
 	im := execImage{flags: imageFile, join: joinFiles, uid: w.UID, gid: w.GID, groups: w.Groups, caps: w.Caps, umask: 0o022,
-		tasks: len(w.Tasks), cwd: "/", argv: []string{"dsec-hold", roleFiles}, env: []string{"GOMAXPROCS=2", "GODEBUG=madvdontneed=1"}}
-	image, err := im.memfd()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = image.Close() }()
+		cwd: "/", argv: []string{"dsec-hold", roleFiles}, env: []string{"GOMAXPROCS=2", "GODEBUG=madvdontneed=1"}}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, dsec.E(dsec.Internal, "start file helper", w.Sandbox, err)
@@ -44,7 +39,7 @@ func (s *server) startFiles(w FilesSpec) (*os.File, error) {
 		return nil, dsec.E(dsec.Internal, "start file helper", w.Sandbox, err)
 	}
 	defer func() { _ = null.Close() }()
-	l := &launch{sb: sb, group: w.Cgroup, tasks: w.Tasks, image: image, last: []*os.File{theirs, null, null, s.helper}}
+	l := &launch{sb: sb, group: w.Cgroup, tasks: w.Tasks, image: im.encode(), last: []*os.File{theirs, null, null, s.helper}}
 	c, _, err := l.run()
 	if err != nil {
 		_ = ours.Close()

@@ -2,19 +2,16 @@ package hold
 
 import (
 	"encoding/binary"
-	"os"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/opendsec/dsec/internal/linux"
 )
 
 // The exec image is what the C program needs to become a command, flat and
-// ready to be mapped; "exec image" in docs/formats/hold.md.
+// ready to be used where it lies; "exec image" in docs/formats/hold.md.
 const (
-	imageMagic  = 0x31586d49
+	imageMagic  = 0x32586d49
 	imageNNP    = 1
 	imagePTY    = 2
 	imageFile   = 4
@@ -36,7 +33,6 @@ type execImage struct {
 	seccomp     []byte
 	rlimits     []Rlimit
 	umask       uint32
-	tasks       int
 	cwd         string
 	oom         int
 	argv, env   []string
@@ -107,14 +103,12 @@ func (e *execImage) encode() []byte {
 	for _, c := range []uint64{e.caps.Bounding, e.caps.Permitted | e.caps.Ambient, e.caps.Inheritable | e.caps.Ambient, e.caps.Ambient, effective} {
 		h = binary.LittleEndian.AppendUint64(h, c)
 	}
-	u32(uint32(len(e.seccomp)/8), filter, uint32(len(e.rlimits)), rlimits, e.umask, uint32(e.tasks), cwd, oom, argv, env, paths, 0)
+	u32(uint32(len(e.seccomp)/8), filter, uint32(len(e.rlimits)), rlimits, e.umask, 0, cwd, oom, argv, env, paths, 0)
 	h = binary.LittleEndian.AppendUint16(h, e.rows)
 	h = binary.LittleEndian.AppendUint16(h, e.cols)
 	copy(w.b, h)
 	return w.b
 }
-
-func (e *execImage) memfd() (*os.File, error) { return linux.SealedFile("exec", e.encode()) }
 
 // candidates are the paths to try for a program, as execvp does.
 func candidates(program string, env []string) []string {

@@ -15,8 +15,8 @@ import (
 
 // launch has a forker start the command and waits until it runs its own
 // program. It returns the terminal's master, if there is one.
-func (e *execution) launch(files, stdio []*os.File) (pty *os.File, err error) {
-	l := &launch{sb: e.sb, group: e.group, tasks: e.tasks(), image: files[0], last: stdio}
+func (e *execution) launch(stdio []*os.File) (pty *os.File, err error) {
+	l := &launch{sb: e.sb, group: e.group, tasks: e.tasks(), image: e.spec.image, last: stdio}
 	main, pty, err := l.run()
 	if err != nil {
 		return nil, e.explain(err)
@@ -113,7 +113,7 @@ type launch struct {
 	sb    *sandbox
 	group string
 	tasks []string
-	image *os.File
+	image []byte
 	last  []*os.File // stdio, and the program of a helper
 }
 
@@ -128,19 +128,14 @@ func (l *launch) run() (*child, *os.File, error) {
 		return nil, nil, err
 	}
 	defer closeAll(tasks)
-	ours, theirs, err := seqpacketPair()
+	report, theirs, err := packetPair()
 	if err != nil {
-		return nil, nil, err
-	}
-	report, err := unixConn(ours)
-	if err != nil {
-		_ = theirs.Close()
 		return nil, nil, err
 	}
 	defer func() { _ = report.Close() }()
-	files := append([]*os.File{l.image, l.sb.pidfd, theirs, group}, tasks...)
+	files := append([]*os.File{l.sb.pidfd, theirs, group}, tasks...)
 	files = append(files, l.last...)
-	err = l.sb.s.anyForker().tell(nativeExec, files)
+	err = l.sb.s.anyForker().exec(l.image, len(tasks), files)
 	_ = theirs.Close()
 	if err != nil {
 		return nil, nil, err
@@ -150,10 +145,10 @@ func (l *launch) run() (*child, *os.File, error) {
 
 // follow reads what the two processes on the way report. The last word has the
 // one between: it speaks when the other runs its own program, or has failed.
-func (l *launch) follow(report *net.UnixConn) (c *child, pty *os.File, err error) {
-	_ = report.SetReadDeadline(time.Now().Add(nativeWait))
+func (l *launch) follow(report *packets) (c *child, pty *os.File, err error) {
+	report.setReadDeadline(time.Now().Add(nativeWait))
 	for {
-		a, files, rerr := recvAnswer(report)
+		a, files, rerr := report.answer()
 		switch {
 		case rerr != nil: // killed on the way, or stuck
 			if err == nil && errors.Is(rerr, net.ErrClosed) {

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"runtime"
@@ -71,7 +70,11 @@ func (a answer) errno() error {
 const (
 	nativeSpawn     = 1
 	nativeExec      = 2
-	nativeJoinNetNS = 1
+	nativeJoinNetNS = 1 // spawn
+	nativeMemfd     = 1 // exec
+
+	requestHeader = 16
+	inlineImage   = 60 << 10 // longer exec images travel in a memfd
 )
 
 // forker is one single-threaded process that forks for us. It serves one
@@ -82,11 +85,11 @@ type forker struct {
 	one sync.Mutex // held by a request that waits for its answer
 
 	mu   sync.Mutex
-	c    *net.UnixConn
+	c    *packets
 	proc *os.Process
 }
 
-func (k *forker) conn() *net.UnixConn {
+func (k *forker) conn() *packets {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.c
@@ -103,12 +106,16 @@ func forkerImage() (*os.File, error) {
 
 // startForker must run on a thread that lives as long as we do: the kernel ties
 // "kill the child when the parent dies" to the thread.
-func startForker(image *os.File) (*forker, error) {
-	ours, theirs, err := seqpacketPair()
+func startForker(image *os.File) (k *forker, err error) {
+	c, theirs, err := packetPair()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = theirs.Close() }()
+	defer func() {
+		if _ = theirs.Close(); err != nil {
+			_ = c.Close()
+		}
+	}()
 	proc, err := os.OpenFile("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -126,20 +133,25 @@ func startForker(image *os.File) (*forker, error) {
 	if err != nil {
 		return nil, dsec.E(dsec.Internal, "start forker", "", err)
 	}
-	c, err := unixConn(ours)
-	if err != nil {
-		return nil, err
-	}
 	return &forker{c: c, proc: p, ended: make(chan struct{})}, nil
 }
 
-// tell sends a request that has no answer. A forker that was killed is given
-// the time to be replaced.
-func (k *forker) tell(op uint32, files []*os.File) error {
-	b := request(op, 0, 0)
+// exec sends an exec request, which the forker does not answer itself. One that
+// was killed is given the time to be replaced.
+func (k *forker) exec(image []byte, tasks int, files []*os.File) error {
+	var flags uint32
+	if len(image) > inlineImage {
+		m, err := linux.SealedFile("exec", image)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = m.Close() }()
+		flags, image, files = nativeMemfd, nil, append([]*os.File{m}, files...)
+	}
+	b := append(request(nativeExec, flags, 0, tasks), image...)
 	limit := time.Now().Add(respawnWait)
 	for {
-		err := sendFiles(k.conn(), b, files)
+		err := k.conn().send(b, files)
 		if err == nil {
 			return nil
 		}
@@ -151,10 +163,11 @@ func (k *forker) tell(op uint32, files []*os.File) error {
 }
 
 // request is struct request of the forker.
-func request(op, flags, owner uint32) []byte {
-	b := binary.LittleEndian.AppendUint32(nil, op)
+func request(op, flags, owner uint32, count int) []byte {
+	b := binary.LittleEndian.AppendUint32(make([]byte, 0, requestHeader), op)
 	b = binary.LittleEndian.AppendUint32(b, flags)
-	return binary.LittleEndian.AppendUint32(b, owner)
+	b = binary.LittleEndian.AppendUint32(b, owner)
+	return binary.LittleEndian.AppendUint32(b, uint32(count))
 }
 
 // call sends a request and waits for its answer.
@@ -162,10 +175,10 @@ func (k *forker) call(req []byte, files []*os.File) (answer, *os.File, error) {
 	k.one.Lock()
 	defer k.one.Unlock()
 	c := k.conn()
-	if err := sendFiles(c, req, files); err != nil {
+	if err := c.send(req, files); err != nil {
 		return answer{}, nil, dsec.E(dsec.Internal, "ask forker", "", err)
 	}
-	a, got, err := recvAnswer(c)
+	a, got, err := c.answer()
 	if err != nil {
 		return answer{}, nil, dsec.E(dsec.Internal, "ask forker", "", err)
 	}
@@ -173,34 +186,6 @@ func (k *forker) call(req []byte, files []*os.File) (answer, *os.File, error) {
 		return a, got[0], nil
 	}
 	return a, nil, nil
-}
-
-func sendFiles(c *net.UnixConn, b []byte, files []*os.File) error {
-	fds := make([]int, len(files))
-	for i, f := range files {
-		fds[i] = fdOf(f)
-	}
-	var oob []byte
-	if len(fds) > 0 {
-		oob = unix.UnixRights(fds...)
-	}
-	_, _, err := c.WriteMsgUnix(b, oob, nil)
-	runtime.KeepAlive(files)
-	return err
-}
-
-// recvAnswer reads one answer. An end of file is net.ErrClosed.
-func recvAnswer(c *net.UnixConn) (answer, []*os.File, error) {
-	var b [64]byte
-	oob := make([]byte, unix.CmsgSpace(4*4))
-	n, oobn, _, _, err := c.ReadMsgUnix(b[:], oob)
-	if errors.Is(err, io.EOF) {
-		err = net.ErrClosed
-	}
-	if err != nil {
-		return answer{}, nil, err
-	}
-	return parseAnswer(b[:n], oob[:oobn])
 }
 
 func parseAnswer(b, oob []byte) (answer, []*os.File, error) {
@@ -217,25 +202,6 @@ func parseAnswer(b, oob []byte) (answer, []*os.File, error) {
 		return answer{}, nil, err
 	}
 	return a, files, nil
-}
-
-// seqpacketPair makes a connected pair of sockets.
-func seqpacketPair() (a, b *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, dsec.E(dsec.Internal, "make socket pair", "", err)
-	}
-	return os.NewFile(uintptr(fds[0]), "pair"), os.NewFile(uintptr(fds[1]), "pair"), nil
-}
-
-// unixConn takes over f.
-func unixConn(f *os.File) (*net.UnixConn, error) {
-	defer func() { _ = f.Close() }()
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, dsec.E(dsec.Internal, "use socket", "", err)
-	}
-	return c.(*net.UnixConn), nil
 }
 
 // fdOf is f.Fd without making f blocking.

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"maps"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,7 +28,7 @@ type sandbox struct {
 	done  chan struct{} // closed when PID 1 is reaped
 
 	mu      sync.Mutex
-	ctl     *net.UnixConn // to PID 1; nil once entered
+	ctl     *packets // to PID 1; nil once entered
 	entered bool
 	held    bool
 	asked   bool
@@ -36,6 +36,7 @@ type sandbox struct {
 	acked   bool
 	signal  int
 	execs   map[string]*execution
+	leaving map[string]*execution // released, whose cgroup is still being removed
 	helpers map[*helper]struct{}
 }
 
@@ -98,14 +99,16 @@ func (sb *sandbox) watch() {
 	for h := range sb.helpers {
 		helpers = append(helpers, h)
 	}
-	ev := Event{Type: SandboxExited, Sandbox: sb.spec.ID, Signal: sb.signal, Asked: sb.asked}
+	ev := wireEvent{Event: Event{Type: SandboxExited, Sandbox: sb.spec.ID, Signal: sb.signal, Asked: sb.asked}}
 	sb.mu.Unlock()
 	for _, h := range helpers {
 		h.kill()
 	}
-	close(sb.done)
-	sb.s.log.Info("sandbox ended", "sandbox", sb.spec.ID, "signal", e.signal, "asked", ev.Asked)
+	if !ev.Asked {
+		sb.s.log.Info("sandbox ended", "sandbox", sb.spec.ID, "signal", e.signal)
+	}
 	sb.s.emit(ev)
+	close(sb.done)
 }
 
 func (sb *sandbox) find(id string) (*execution, error) {
@@ -139,8 +142,7 @@ func (sb *sandbox) kill(ctx context.Context) error {
 	sb.mu.Lock()
 	sb.asked = true
 	sb.mu.Unlock()
-	_ = signalPidfd(sb.pidfd, syscall.SIGKILL)
-	_ = killCgroup(sb.spec.Cgroup)
+	_ = signalPidfd(sb.pidfd, syscall.SIGKILL) // and the kernel ends all it has
 	select {
 	case <-sb.done:
 	case <-ctx.Done():
@@ -178,10 +180,13 @@ func (s *server) remove(ctx context.Context, sb *sandbox) error {
 			return err
 		}
 	}
-	groups, _ := filepath.Glob(filepath.Join(sb.spec.Cgroup, "exec-*"))
-	for _, g := range groups {
-		s.removeCgroup(g)
+	sb.mu.Lock()
+	leaving := slices.Collect(maps.Values(sb.leaving))
+	sb.mu.Unlock()
+	for _, e := range leaving {
+		<-e.gone
 	}
+	s.removeLingering(sb.spec.Cgroup + "/")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sandboxes[sb.spec.ID] == sb {

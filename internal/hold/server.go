@@ -47,9 +47,7 @@ type session struct {
 	ctx  context.Context
 	stop context.CancelFunc
 
-	mu     sync.Mutex
-	queue  []Event
-	wakeup chan struct{} // capacity 1
+	pending []Event // ends from before this client
 }
 
 // accept serves clients until the listener is closed.
@@ -101,7 +99,7 @@ func (s *server) serve(c *net.UnixConn) {
 	}
 	f.close()
 	ctx, stop := context.WithCancel(context.Background())
-	ses := &session{s: s, w: w, ctx: ctx, stop: stop, wakeup: make(chan struct{}, 1)}
+	ses := &session{s: s, w: w, ctx: ctx, stop: stop}
 	defer stop()
 	if f.op != opHello {
 		ses.reply(f, nil, nil, dsec.Errorf(dsec.Invalid, "greet hold", "", "first message is not a hello"))
@@ -115,12 +113,16 @@ func (s *server) serve(c *net.UnixConn) {
 	s.log.Info("client", "pid", pid)
 	ses.reply(f, wireHello{Protocol: protocolVersion, Version: s.version, PID: os.Getpid(), Started: s.started}, nil, nil)
 	var running sync.WaitGroup
-	running.Go(ses.sendEvents)
+	running.Go(ses.sendPending)
 	for {
 		f, err := w.recv()
 		if err != nil {
 			s.log.Info("client left", "pid", pid, "reason", err)
 			break
+		}
+		if f.id == 0 {
+			ses.told(&f)
+			continue
 		}
 		running.Go(func() { ses.handle(f) })
 	}
@@ -137,7 +139,7 @@ func (s *server) takeClient(ses *session) bool {
 	}
 	s.client = ses
 	for _, sb := range s.sandboxes {
-		ses.push(sb.pending()...)
+		ses.pending = append(ses.pending, sb.pending()...)
 	}
 	return true
 }
@@ -150,41 +152,29 @@ func (s *server) dropClient(ses *session) {
 	}
 }
 
-// emit reports an end. If nobody is there it is found in the state later.
-func (s *server) emit(e Event) {
+// emit reports an end before it is seen in any reply. If nobody is there it is
+// found in the state later. It waits while the client takes nothing.
+func (s *server) emit(e wireEvent) {
 	s.mu.Lock()
 	c := s.client
 	s.mu.Unlock()
 	if c != nil {
-		c.push(e)
+		_ = c.sendEvent(e) // the next client finds it, too
 	}
 }
 
-func (c *session) push(e ...Event) {
-	c.mu.Lock()
-	c.queue = append(c.queue, e...)
-	c.mu.Unlock()
-	select {
-	case c.wakeup <- struct{}{}:
-	default:
+func (c *session) sendEvent(e wireEvent) error {
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
 	}
+	return c.w.send(frame{op: opEvent, body: b})
 }
 
-func (c *session) sendEvents() {
-	for {
-		c.mu.Lock()
-		list := c.queue
-		c.queue = nil
-		c.mu.Unlock()
-		for _, e := range list {
-			b, _ := json.Marshal(e)
-			if err := c.w.send(frame{op: opEvent, body: b}); err != nil {
-				return
-			}
-		}
-		select {
-		case <-c.wakeup:
-		case <-c.ctx.Done():
+// sendPending reports what ended before this client came.
+func (c *session) sendPending() {
+	for _, e := range c.pending {
+		if c.sendEvent(wireEvent{Event: e}) != nil {
 			return
 		}
 	}
@@ -206,6 +196,30 @@ func (c *session) reply(f frame, body any, files []*os.File, err error) {
 		_ = c.w.c.Close() // a client that waits for ever is worse than one that comes back
 	}
 	closeAll(files)
+}
+
+// told serves a request that is not answered, before the next one is read.
+func (c *session) told(f *frame) {
+	defer f.close()
+	r, err := read[wireRef](f)
+	if err != nil {
+		c.s.log.Warn("client told", "op", f.op, "error", err)
+		return
+	}
+	sb, err := c.s.sandbox(r.Sandbox)
+	if err != nil {
+		return // removed, with all there was to forget
+	}
+	switch f.op {
+	case opAck:
+		sb.ack(r)
+	case opRelease:
+		if err := sb.release(r.Exec); err != nil {
+			c.s.log.Warn("client told", "op", f.op, "error", err)
+		}
+	default:
+		c.s.log.Warn("client told what needs an answer", "op", f.op)
+	}
 }
 
 func (c *session) handle(f frame) {
@@ -248,9 +262,9 @@ func (c *session) dispatch(f *frame) (any, []*os.File, error) {
 		}
 		return nil, nil, c.s.enter(w, f)
 	case opExec:
-		w, err := read[wireExec](f)
+		w, err := decodeExec(f.body)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, dsec.E(dsec.Invalid, "read request", "", err)
 		}
 		e, err := c.s.exec(w)
 		if err != nil {
@@ -276,7 +290,7 @@ func (c *session) dispatch(f *frame) (any, []*os.File, error) {
 	}
 	sb, err := c.s.sandbox(r.Sandbox)
 	if err != nil {
-		if (f.op == opKillSandbox || f.op == opRemove || f.op == opAck || f.op == opRelease) && dsec.ClassOf(err) == dsec.NotFound {
+		if (f.op == opKillSandbox || f.op == opRemove || f.op == opRelease) && dsec.ClassOf(err) == dsec.NotFound {
 			return nil, nil, nil
 		}
 		return nil, nil, err
@@ -304,8 +318,6 @@ func (c *session) sandboxOp(o op, sb *sandbox, r wireRef) (body any, files []*os
 	case opNamespaces:
 		files, err = sb.namespaces()
 		body = wireShell{PID: sb.pid}
-	case opAck:
-		sb.ack(r)
 	default:
 		return nil, nil, nil, false
 	}
@@ -327,13 +339,6 @@ func (c *session) execOp(o op, sb *sandbox, r wireRef) (any, []*os.File, error) 
 	switch o {
 	case opFind:
 		return e.info(), nil, nil
-	case opWait:
-		select {
-		case <-e.done:
-			return wireResult{e.info().Result}, nil, nil
-		case <-c.ctx.Done():
-			return nil, nil, c.ctx.Err()
-		}
 	case opSignal:
 		return nil, nil, e.signal(r.Signal)
 	case opKill:

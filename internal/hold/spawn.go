@@ -3,7 +3,6 @@ package hold
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"strconv"
 	"syscall"
@@ -34,7 +33,7 @@ func (s *server) spawn(ctx context.Context, w wireSpawn, f *frame) (any, []*os.F
 	if !validID(w.ID) || w.Count == 0 || w.UIDBase == 0 || w.GIDBase == 0 || w.Cgroup == "" {
 		return nil, nil, dsec.Errorf(dsec.Invalid, "spawn sandbox", dsec.Quote(w.ID), "needs a valid id, a uid and gid range and a cgroup")
 	}
-	sb := &sandbox{s: s, spec: w.SpawnSpec, net: !w.HasNet, done: make(chan struct{}), execs: map[string]*execution{}, helpers: map[*helper]struct{}{}}
+	sb := &sandbox{s: s, spec: w.SpawnSpec, net: !w.HasNet, done: make(chan struct{}), execs: map[string]*execution{}, leaving: map[string]*execution{}, helpers: map[*helper]struct{}{}}
 	s.mu.Lock()
 	if s.sandboxes[w.ID] != nil {
 		s.mu.Unlock()
@@ -79,15 +78,11 @@ func (sb *sandbox) spawn(ctx context.Context, f *frame) ([]*os.File, error) {
 		return nil, err
 	}
 	defer closeAll(tasks)
-	ours, theirs, err := seqpacketPair()
+	ctl, theirs, err := packetPair()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = theirs.Close() }()
-	ctl, err := unixConn(ours)
-	if err != nil {
-		return nil, err
-	}
 	files := []*os.File{group, theirs}
 	var flags uint32
 	if !sb.net {
@@ -99,7 +94,7 @@ func (sb *sandbox) spawn(ctx context.Context, f *frame) ([]*os.File, error) {
 	}
 	var pidfd *os.File
 	err = sb.s.withForker(ctx, func(k *forker) error {
-		a, fd, err := k.call(request(nativeSpawn, flags, sb.spec.UIDBase), files)
+		a, fd, err := k.call(request(nativeSpawn, flags, sb.spec.UIDBase, 0), files)
 		if err != nil {
 			return err
 		}
@@ -124,7 +119,7 @@ func (sb *sandbox) spawn(ctx context.Context, f *frame) ([]*os.File, error) {
 }
 
 // born gives a new PID 1 its ids and opens its namespaces.
-func (sb *sandbox) born(pidfd *os.File, ctl *net.UnixConn, tasks []*os.File) ([]*os.File, error) {
+func (sb *sandbox) born(pidfd *os.File, ctl *packets, tasks []*os.File) ([]*os.File, error) {
 	pidfd, err := pollableFile(pidfd)
 	if err != nil {
 		return nil, err
@@ -149,7 +144,7 @@ func (sb *sandbox) born(pidfd *os.File, ctl *net.UnixConn, tasks []*os.File) ([]
 	if sb.net {
 		own = 1
 	}
-	if err := sendFiles(ctl, []byte{own, 0, 0, 0}, tasks); err != nil {
+	if err := ctl.send([]byte{own, 0, 0, 0}, tasks); err != nil {
 		_ = pidfd.Close()
 		return nil, err
 	}

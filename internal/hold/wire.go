@@ -20,7 +20,7 @@ import (
 
 // protocolVersion is in every frame; see docs/formats/hold.md.
 const (
-	protocolVersion = 1
+	protocolVersion = 2
 	frameHeader     = 24
 	maxInline       = 32 << 10 // larger bodies travel in a memfd
 	maxBody         = 64 << 20
@@ -46,7 +46,7 @@ const (
 	opEnter
 	opExec
 	opFind
-	opWait
+	_ // was wait: the end of a command comes as an event
 	opSignal
 	opKill
 	opRelease

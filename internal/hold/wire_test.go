@@ -45,9 +45,9 @@ func TestFramesCarryBodiesAndDescriptors(t *testing.T) {
 func TestOtherVersionIsRefused(t *testing.T) {
 	b := make([]byte, frameHeader)
 	binary.LittleEndian.PutUint16(b, frameMagic)
-	binary.LittleEndian.PutUint16(b[2:], 2)
+	binary.LittleEndian.PutUint16(b[2:], protocolVersion+1)
 	var f frame
-	if err := f.parse(b); err == nil || !strings.Contains(err.Error(), "version 2") {
+	if err := f.parse(b); err == nil || !strings.Contains(err.Error(), "version 3") {
 		t.Fatal(err)
 	}
 }

@@ -5,7 +5,7 @@ struct image {
 	u32 uid, gid, ngroups, groups;                 /* groups and all below named …s: offsets */
 	u64 bounding, permitted, inheritable, ambient, effective;
 	u32 nfilter, filter, nrlimits, rlimits;
-	u32 umask, ntasks, cwd, oom;
+	u32 umask, pad0, cwd, oom;
 	u32 argv, envp, paths, pad;                    /* arrays of u64 offsets, 0 ends them */
 	u16 rows, cols, pad2[2];
 };
@@ -109,42 +109,49 @@ static __attribute__((noinline, noreturn)) void become(struct image *m, char *ba
 
 /* A process of the machine on its way into a sandbox: it joins the cgroups
  * while it still may, then the namespaces, and makes a child there whose parent
- * is the hold. When that has become the command or has failed, it tells and ends. */
-static void join(int *fds)
+ * is the hold. When that has become the command or has failed, it tells and ends.
+ * The image is behind the request, or in the first descriptor. */
+static void join(struct request *q, u64 size, int *fds)
 {
-	int report = fds[2];
-	struct stat st;
+	char *base = (char *)(q + 1);
 	struct clone_args a = { .flags = CLONE_PARENT | CLONE_VM | CLONE_VFORK };
-	long e = sys4(__NR_newfstatat, fds[0], "", &st, AT_EMPTY_PATH), fd;
-	char *base = (char *)SYS(__NR_mmap, 0, st.st_size, 3 /* RW */, 2 /* MAP_PRIVATE */, fds[0], 0);
+	struct stat st;
+	long e = 0, fd;
+	if (q->flags & F_MEMFD) {
+		e = sys4(__NR_newfstatat, *fds, "", &st, AT_EMPTY_PATH);
+		size = (u64)st.st_size;
+		base = (char *)SYS(__NR_mmap, 0, size, 3 /* RW */, 2 /* MAP_PRIVATE */, *fds++, 0);
+	}
+	int report = fds[1];
 	struct image *m = (struct image *)base;
-	if (e < 0 || (u64)base >= -4095ul || m->magic != 0x31586d49 || m->size != st.st_size)
+	if (e < 0 || (u64)base >= -4095ul || size < sizeof *m || m->magic != 0x32586d49 || m->size != size)
 		die(report, S_IMAGE, -EINVAL);
 	if (m->oom) {
 		fd = sys4(__NR_openat, PROC, "self/oom_score_adj", O_WRONLY | O_CLOEXEC, 0);
 		if (fd < 0 || (e = sys3(__NR_write, fd, base + m->oom, length(base + m->oom))) < 0)
 			die(report, S_OOM, fd < 0 ? fd : e);
 	}
-	for (u32 i = 0; i < m->ntasks; i++)
-		if ((e = sys3(__NR_write, fds[4 + i], "0", 1)) < 0)
+	for (u32 i = 0; i < q->count; i++)
+		if ((e = sys3(__NR_write, fds[3 + i], "0", 1)) < 0)
 			die(report, S_TASKS, e);
-	if ((e = sys2(__NR_setns, fds[1], m->nsflags)) < 0)
+	if ((e = sys2(__NR_setns, fds[0], m->nsflags)) < 0)
 		die(report, S_SETNS, e);
 	e = sys2(__NR_clone3, &a, sizeof a);
 	if (e == 0)
-		become(m, base, fds + 4 + m->ntasks, report);
+		become(m, base, fds + 3 + q->count, report);
 	if (e < 0)
 		die(report, S_FORK, e);
 	say(report, 0, 0, (int)e, (int)sys0(__NR_getpid), -1, -1);
 	sys1(__NR_exit_group, 0);
 }
 
-static void start_exec(int *fds)
+static void start_exec(struct request *q, u64 size, int *fds)
 {
-	struct clone_args a = { .flags = CLONE_PARENT | CLONE_INTO_CGROUP, .cgroup = (u64)fds[3] };
+	int at = q->flags & F_MEMFD ? 1 : 0;
+	struct clone_args a = { .flags = CLONE_PARENT | CLONE_INTO_CGROUP, .cgroup = (u64)fds[at + 2] };
 	long pid = sys2(__NR_clone3, &a, sizeof a);
 	if (pid == 0)
-		join(fds);
+		join(q, size, fds);
 	if (pid < 0)
-		say(fds[2], S_CLONE, pid, 0, 0, -1, -1);
+		say(fds[at + 1], S_CLONE, pid, 0, 0, -1, -1);
 }

@@ -20,12 +20,14 @@ enum {
 	S_BOUNDING, S_GROUPS, S_UID, S_NNP, S_SECCOMP, S_CAPS, S_CWD, S_EXEC, S_FSPROC, S_FSSYS, S_PLAN
 };
 
-struct request { u32 op, flags, owner; };          /* hold to forker; owner of the user namespace */
+/* Hold to forker. Owner is of the user namespace (SPAWN), count of tasks files (EXEC). */
+struct request { u32 op, flags, owner, count; };
 enum { OP_SPAWN = 1, OP_EXEC = 2 };
 enum { F_NETNS = 1 };                              /* SPAWN: join the third descriptor */
+enum { F_MEMFD = 1 };                              /* EXEC: the image is the first descriptor */
 struct reply { i32 step, err, pid, self; };        /* everybody to hold */
 
-static char buf[MAXMSG];
+static char buf[MAXMSG] __attribute__((aligned(16)));
 
 static void say(int sock, int step, long err, int pid, int self, int fd1, int fd2)
 {
@@ -339,7 +341,7 @@ int main_loop(void)
 		if (q->op == OP_SPAWN)
 			spawn(q, fds);
 		else
-			start_exec(fds);
+			start_exec(q, (u64)n - sizeof *q, fds);
 		for (int i = 0; i < nfds; i++)
 			sys1(__NR_close, fds[i]);
 	}
