@@ -20,11 +20,11 @@ type Digest string
 // Info describes a layer without touching its data.
 type Info struct {
 	Digest   Digest        `json:"digest"`
-	MetaSize int64         `json:"meta_size"` // bytes
-	DataSize int64         `json:"data_size"` // bytes, plain
-	Entries  int64         `json:"entries"`   // inodes
-	Source   string        `json:"source"`    // where it came from, for people
-	Image    bool          `json:"image"`     // made of a whole root file system: a base; not part of the digest
+	MetaSize int64         `json:"meta_size"`       // bytes
+	DataSize int64         `json:"data_size"`       // bytes, plain
+	Entries  int64         `json:"entries"`         // inodes
+	Source   string        `json:"source"`          // where it came from, for people
+	Image    bool          `json:"image,omitempty"` // made of a whole root file system: a base; not part of the digest
 	Config   *image.Config `json:"config,omitempty"`
 }
 
