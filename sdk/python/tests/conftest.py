@@ -95,3 +95,19 @@ def real(server: Server) -> Server:
     if server.kind == "fake":
         pytest.skip("the fake tier interprets a few commands; this test needs a real shell (DSEC_TEST_SERVER)")
     return server
+
+
+Lacks = Callable[[Sandbox, str], None]
+
+
+@pytest.fixture
+def lacks(server: Server) -> Lacks:
+    """Skips what the fake tier's shell cannot run, and shows that it cannot."""
+
+    def check(box: Sandbox, cmd: str) -> None:
+        if server.kind == "fake":
+            r = box.exec(cmd)
+            assert r.exit_code in (1, 126, 127), f"the fake tier runs {cmd!r} now: {r}"
+            pytest.skip(f"the fake tier: {cmd}: {r.stderr.text.strip()}")
+
+    return check

@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -55,6 +56,26 @@ def add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
     tar.addfile(m, io.BytesIO(data))
 
 
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def first_key(context: Path) -> str:
+    """The key that the first start wrote for its user."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            (found,) = json.loads(context.read_text())["contexts"].values()
+            return str(found["api_key"])
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 def wait_until_up(client: Client, up: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 60
     while True:
@@ -72,21 +93,23 @@ def main() -> int:
     dsec = os.environ.get("DSEC") or str(ROOT / "bin" / "dsec")
     state = Path(tempfile.mkdtemp(prefix="dsec-py.", dir="/var/tmp"))  # short: a socket path has 108 bytes
     state.chmod(0o711)  # the gateway is not root
-    (state / "dsec.yaml").write_text('{"gateway": {"listen": ""}}\n')
+    tcp = f"127.0.0.1:{free_port()}"
+    (state / "dsec.yaml").write_text(json.dumps({"gateway": {"listen": tcp}}) + "\n")
     where = ["--instance", "py" + secrets.token_hex(2), "--data", str(state / "data"), "--run", str(state / "run"),
              "--config", str(state / "dsec.yaml")]
     env = {**os.environ, "DSEC_CONFIG": str(state / "context.json")}
-    socket = str(state / "run" / "gateway.sock")
+    gateway = str(state / "run" / "gateway.sock")
     with (state / "up.log").open("wb") as log:
         up = subprocess.Popen([dsec, "up", *where], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
     try:
-        with Client(socket) as client:
+        with Client(gateway) as client:
             wait_until_up(client, up, state / "up.log")
             base = Path(os.environ.get("BASE") or state / "busybox.tar")
             if not os.environ.get("BASE"):
                 busybox_image(base)
             client.layers.upload(base, "base", kind="import")
-        print(json.dumps({"socket": socket, "image": "base", "kind": "container"}), flush=True)
+        print(json.dumps({"socket": gateway, "image": "base", "kind": "container",
+                          "url": f"http://{tcp}", "api_key": first_key(state / "context.json")}), flush=True)
         sys.stdin.read()
     finally:
         down = subprocess.run([dsec, "down", *where, "--purge"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

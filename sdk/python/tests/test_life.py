@@ -189,8 +189,6 @@ def test_one_client_in_several_event_loops(server: Server) -> None:
 
 
 def test_keys_open_the_tcp_door_and_nothing_else_does(server: Server) -> None:
-    if not server.url:
-        pytest.skip("the server named no url")
     with Client(server.url, server.api_key) as c, c.create(server.image) as b:
         assert b.exec("echo tcp").text == "tcp\n"
     with Client(server.url, "dsec_wrong") as c, pytest.raises(DsecError) as e:

@@ -521,7 +521,8 @@ class Files:
     def upload_dir(self, local: str | os.PathLike[str], path: str, *, uid: int | None=None, gid: int | None=None, keep_owner: bool=False) -> None:
         """Copies what is below a local directory to below ``path``, which is made if missing.
 
-        Links stay links, wherever they point. Modes and times are kept. Owner is
+        Links stay links, wherever they point. Modes, times and user.* attributes are
+        kept. Owner is
         ``uid``/``gid`` if given; else, unless ``keep_owner``, that of ``path``.
         """
         self._portal.run(self._core.upload_dir(local, path, uid=uid, gid=gid, keep_owner=keep_owner))
@@ -530,7 +531,7 @@ class Files:
         """Copies what is below a directory of the sandbox to below ``local``; returns the files made.
 
         The sandbox is not trusted: nothing is written outside ``local`` or through
-        a link, devices and pipes are left out, setuid bits and owners dropped.
+        a link, devices and pipes are left out, setuid bits, owners and attributes dropped.
         ``globs`` select paths below ``path`` ("**" crosses directories). More than
         ``max_bytes`` is ResourceExhausted.
         """

@@ -5,6 +5,7 @@ tarfile is synchronous, so it works in a thread and pieces go through a pipe.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tarfile
@@ -26,7 +27,21 @@ def _pack(root: Path, pipe: Pipe) -> None:
         for directory, names, files in os.walk(root, followlinks=False):
             for name in sorted(names + files):
                 path = os.path.join(directory, name)
-                tar.add(path, arcname=os.path.relpath(path, root), recursive=False)
+                tar.add(path, arcname=os.path.relpath(path, root), recursive=False,
+                        filter=lambda m, path=path: _with_attributes(m, path))  # type: ignore[misc]
+
+
+def _with_attributes(m: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+    """Adds the extended attributes users set, where the system and the file system have such."""
+    if not hasattr(os, "listxattr") or not (m.isreg() or m.isdir()):
+        return m
+    try:
+        m.pax_headers = {f"SCHILY.xattr.{k}": os.fsdecode(os.getxattr(path, k, follow_symlinks=False))
+                         for k in os.listxattr(path, follow_symlinks=False) if k.startswith("user.")}
+    except OSError as e:
+        if e.errno != errno.ENOTSUP:
+            raise
+    return m
 
 
 async def collect(pieces: AsyncIterator[bytes], root: str) -> list[Artifact]:
