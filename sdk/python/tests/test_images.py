@@ -50,12 +50,12 @@ def test_a_directory_becomes_a_layer_at_a_place(client: Client, server: Server, 
     store(client, server)
     (tmp_path / "repo" / "src").mkdir(parents=True)
     (tmp_path / "repo" / "src" / "main").write_text("main\n")
-    made = client.layers.upload(tmp_path / "repo", "py-repo:1", at="/work", owner="1000:1000")
+    made = client.layers.upload(tmp_path / "repo", "py-repo:1", at="/srv/repo", owner="1000:1000")
     try:
         assert not made.image
         with client.create(server.image, layers=["py-repo:1"]) as box:
-            assert box.exec("cat /work/src/main").text == "main\n"
-            info = box.files.stat("/work/src/main")
+            assert box.exec("cat /srv/repo/src/main").text == "main\n"
+            info = box.files.stat("/srv/repo/src/main")
             assert (info.uid, info.gid) == (1000, 1000)
     finally:
         client.layers.remove("py-repo:1")
