@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/runtime"
 )
 
@@ -62,11 +64,12 @@ func examine(ctx context.Context, s *settings) ([]runtime.Report, error) {
 		defer c.Close()
 		return c.Doctor(ctx, "")
 	}
-	return probe(ctx)
+	return probe(ctx, s)
 }
 
 // probe opens a machine in a directory of its own, looks, and takes it apart.
-func probe(ctx context.Context) (reports []runtime.Report, err error) {
+// as is the instance whose questions are asked.
+func probe(ctx context.Context, as *settings) (reports []runtime.Report, err error) {
 	if err := needRoot("examine this machine"); err != nil {
 		return nil, err
 	}
@@ -80,8 +83,38 @@ func probe(ctx context.Context) (reports []runtime.Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	reports = []runtime.Report{m.tier.Probe(ctx)}
+	reports = []runtime.Report{m.examine(ctx, as)}
 	return reports, m.teardown(context.WithoutCancel(ctx), s, stack)
+}
+
+// examine adds to what the tier found what it cannot know of the machine.
+func (m *machine) examine(ctx context.Context, s *settings) runtime.Report {
+	r := m.tier.Probe(ctx)
+	if m.network != nil {
+		walls, err := veth.Walls(ctx, veth.Config{Name: s.Instance})
+		r.Checks = append(r.Checks, firewall(walls, err))
+	}
+	return r
+}
+
+// firewall: a drop by the owner's own rules is seen by nobody but the sandbox
+// whose network "open" leads nowhere.
+func firewall(walls []veth.Wall, err error) runtime.Check {
+	c := runtime.Check{Name: "host firewall"}
+	if err != nil {
+		c.Detail = err.Error()
+		return c
+	}
+	var why []string
+	for _, w := range walls {
+		why = append(why, fmt.Sprintf("%s (%s) drops what sandboxes with network \"open\" send outside; let it pass with: %s", w.Chain, w.Why, w.Remedy))
+	}
+	if len(why) > 0 {
+		c.Detail = strings.Join(why, "; ")
+		return c
+	}
+	c.OK, c.Detail = true, "no chain drops what it does not know"
+	return c
 }
 
 func printReports(out io.Writer, reports []runtime.Report) error {

@@ -138,7 +138,7 @@ func (a *agent) serve(s *settings, o orders, log *slog.Logger) (*nodeapi.Server,
 		return nil, err
 	}
 	return nodeapi.Open(nodeapi.Config{Node: a.id, Service: a.node, Inside: a.node, Watcher: a.node, Layers: a.layers,
-		Doctor:  func(ctx context.Context) []runtime.Report { return []runtime.Report{a.tier.Probe(ctx)} },
+		Doctor:  func(ctx context.Context) []runtime.Report { return []runtime.Report{a.examine(ctx, s)} },
 		Metrics: promhttp.HandlerFor(a.counts, promhttp.HandlerOpts{}),
 		NATS:    "nats://" + net.JoinHostPort("127.0.0.1", o.NATS), User: cluster.NodeUser(a.id), Password: cluster.NodePassword(o.Secret, a.id),
 		Listener: l, Address: "unix:" + s.dataSocket(), Version: version.Version, Log: log})
