@@ -37,9 +37,10 @@ test-long: setup build .venv/.done lint ## every test at full length: fuzzing, s
 test-vm: setup native ## the tests that need another kernel, in a VM with Linux 6.1
 	@scripts/test.sh vm
 
-lint: ## formatting, vet, house rules
+lint: ## formatting, vet, generated code
 	@test -z "$$(gofmt -l . | tee /dev/stderr)"
 	@go vet ./...
+	@api/generate.sh --check
 
 demo: setup build .venv/.done ## the main job on real input (N=200 BASE=oci-ref)
 	@demo/demo.sh

@@ -4,6 +4,7 @@
 set -euo pipefail
 
 packages=(
+  protobuf-compiler                   # checks the generated code of the wire
   gcc libc6-dev gcc-aarch64-linux-gnu # the forker for both machines, the race detector
   python3 python3-venv                # libdsec, the demo
   erofs-utils                         # judges of the layers we write
