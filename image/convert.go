@@ -3,15 +3,14 @@ package image
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"path"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image/erofs"
+	"github.com/opendsec/dsec/internal/fault"
 )
 
 // Owner replaces the owner of everything in a layer.
@@ -156,25 +155,8 @@ func (o *Options) report(bytes, entries int64) {
 	}
 }
 
-// classify gives an error its class, unless it has one.
+// classify gives an error its class, unless it has one: what is not the fault of
+// this machine is the source's, which is not what it should be.
 func classify(op, object string, err error) error {
-	if e, ok := errors.AsType[*dsec.Error](err); ok {
-		return dsec.E(e.Class, op, object, err)
-	}
-	class := dsec.Invalid // the source is not what it should be
-	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		class = dsec.NoSpace
-	case errors.Is(err, fs.ErrNotExist):
-		class = dsec.NotFound
-	case errors.Is(err, fs.ErrPermission):
-		class = dsec.PermissionDenied
-	case errors.Is(err, context.Canceled):
-		class = dsec.Canceled
-	case errors.Is(err, context.DeadlineExceeded):
-		class = dsec.Timeout
-	case errors.Is(err, syscall.EIO):
-		class = dsec.Internal
-	}
-	return dsec.E(class, op, object, err)
+	return dsec.E(fault.Class(err, dsec.Invalid), op, object, err)
 }

@@ -5,10 +5,8 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/failpoint"
+	"github.com/opendsec/dsec/internal/fault"
 )
 
 // ledgerVersion is of the layout of the file, see docs/formats/ledger.md.
@@ -96,15 +95,12 @@ func (l *ledger) init(path string) error {
 }
 
 func ledgerClass(err error) dsec.Class {
-	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return dsec.NoSpace
-	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch):
-		return dsec.Corrupt
-	case errors.Is(err, os.ErrPermission):
-		return dsec.PermissionDenied
+	for _, e := range []error{berrors.ErrInvalid, berrors.ErrChecksum, berrors.ErrVersionMismatch} {
+		if errors.Is(err, e) {
+			return dsec.Corrupt
+		}
 	}
-	return dsec.Internal
+	return fault.Class(err, dsec.Internal)
 }
 
 // write commits whatever has gathered while the last commit was at work.

@@ -12,14 +12,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"iter"
 	"net"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	gocloud "gocloud.dev/blob"
 	"gocloud.dev/blob/fileblob"
@@ -29,6 +27,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/internal/fault"
 )
 
 // Bucket implements blob.Store.
@@ -204,20 +203,13 @@ func classify(op, object string, err error) error {
 		return e
 	}
 	_, isNet := errors.AsType[*net.OpError](err)
-	class := dsec.Internal
+	class := fault.Class(err, "")
 	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		class = dsec.NoSpace
-	case errors.Is(err, context.Canceled):
-		class = dsec.Canceled
-	case errors.Is(err, context.DeadlineExceeded):
-		class = dsec.Timeout
-	case errors.Is(err, fs.ErrPermission):
-		class = dsec.PermissionDenied
+	case class != "":
 	case isNet, errors.Is(err, io.ErrUnexpectedEOF):
 		class = dsec.Unavailable
 	default:
-		class = ofCode(gcerrors.Code(err), class)
+		class = ofCode(gcerrors.Code(err), dsec.Internal)
 	}
 	return dsec.E(class, op, object, fmt.Errorf("%w", err))
 }

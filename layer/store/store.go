@@ -25,7 +25,6 @@ package store
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -37,6 +36,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -125,18 +125,5 @@ func diskError(op, object string, err error) error {
 	if e, ok := errors.AsType[*dsec.Error](err); ok {
 		return e
 	}
-	class := dsec.Internal
-	switch {
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		class = dsec.NoSpace
-	case errors.Is(err, fs.ErrNotExist):
-		class = dsec.NotFound
-	case errors.Is(err, fs.ErrPermission):
-		class = dsec.PermissionDenied
-	case errors.Is(err, context.Canceled):
-		class = dsec.Canceled
-	case errors.Is(err, context.DeadlineExceeded):
-		class = dsec.Timeout
-	}
-	return dsec.E(class, op, object, err)
+	return dsec.E(fault.Class(err, dsec.Internal), op, object, err)
 }
