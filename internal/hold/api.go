@@ -137,8 +137,7 @@ type ExecSpec struct {
 	OOMScoreAdj int
 	Umask       uint32 // 0: 022
 
-	Tasks []string // instead of the sandbox's; nil: the sandbox's
-	Spool string   // existing directory; the spools are EXEC.out and EXEC.err in it, removed by Release
+	Spool string // existing directory; the spools are EXEC.out and EXEC.err in it, removed by Release
 }
 
 // FilesSpec asks for the file helper of a sandbox.

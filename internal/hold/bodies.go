@@ -102,7 +102,6 @@ type wireExec struct {
 	Spec     wireSpec
 	Cwd      raw
 	UID, GID uint32
-	Tasks    []string `json:",omitempty"`
 	Spool    string
 
 	image []byte
@@ -128,7 +127,7 @@ func encodeExec(s *ExecSpec) ([]byte, error) {
 		im.paths = candidates(im.argv[0], im.env)
 	}
 	meta, err := json.Marshal(wireExec{Sandbox: s.Sandbox, Spec: toWireSpec(s.Spec), Cwd: raw(im.cwd), UID: s.UID, GID: s.GID,
-		Tasks: s.Tasks, Spool: s.Spool})
+		Spool: s.Spool})
 	if err != nil {
 		return nil, err
 	}

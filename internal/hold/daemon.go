@@ -136,6 +136,9 @@ func runServer(args []string) error {
 		return err
 	}
 	debug.SetGCPercent(50)
+	// Almost all it does is system calls. One more thread for Go code would
+	// mostly be woken for nothing, which costs more than it saves.
+	runtime.GOMAXPROCS(max(1, runtime.NumCPU()/8))
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	ready := os.NewFile(readyFD, "ready")
 	s, err := newServer(c, log)
@@ -193,6 +196,9 @@ func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
 		store: map[string]*os.File{}, sandboxes: map[string]*sandbox{}, lingering: map[string]struct{}{}}
 	unix.CloseOnExec(helperFD)
 	s.helper = os.NewFile(helperFD, "helper")
+	if s.null, err = openPlain(os.DevNull, unix.O_RDONLY); err != nil {
+		return nil, err
+	}
 	if s.image, err = forkerImage(); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package hold
 import (
 	"bytes"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,43 +16,38 @@ import (
 	"github.com/opendsec/dsec/process"
 )
 
-// usage is what is read of the sandbox's accounting files at the start and the
-// end of a command.
+// usage is what the sandbox's accounting files said at the start of a command.
 type usage struct {
-	files    Account
 	oom      int64
 	throttle time.Duration
 }
 
-func (u *usage) begin(a Account) {
-	u.files = a
-	u.oom = counter(a.OOM, "oom_kill")
-	u.throttle = throttled(a.Throttle)
+// read takes what the files say now.
+func (u *usage) read(w *warmFiles) {
+	u.oom = counter(w.oom, "oom_kill")
+	u.throttle = time.Duration(counter(w.throttle, "throttled_time"))
+	if u.throttle == 0 {
+		u.throttle = time.Duration(counter(w.throttle, "throttled_usec")) * time.Microsecond
+	}
 }
 
 // counter reads "name N" from a file of such lines, 0 if it is not there.
-func counter(path, name string) int64 {
-	if path == "" {
+func counter(f *os.File, name string) int64 {
+	if f == nil {
 		return 0
 	}
-	b, err := readPlain(path)
-	if err != nil {
+	b := make([]byte, 4096)
+	n, err := f.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
 		return 0
 	}
-	for line := range bytes.Lines(b) {
-		if f := strings.Fields(string(line)); len(f) == 2 && f[0] == name {
-			n, _ := strconv.ParseInt(f[1], 10, 64)
-			return n
+	for line := range bytes.Lines(b[:n]) {
+		if rest, ok := bytes.CutPrefix(line, []byte(name+" ")); ok {
+			v, _ := strconv.ParseInt(string(bytes.TrimSpace(rest)), 10, 64)
+			return v
 		}
 	}
 	return 0
-}
-
-func throttled(path string) time.Duration {
-	if n := counter(path, "throttled_time"); n > 0 {
-		return time.Duration(n)
-	}
-	return time.Duration(counter(path, "throttled_usec")) * time.Microsecond
 }
 
 func number(path string) int64 {
@@ -156,16 +152,27 @@ func (e *execution) result(end ending, wall, held time.Duration) ExecResult {
 	if used := cgroupCPU(e.group); used > r.CPU {
 		r.CPU = used
 	}
-	u := &e.usage
-	r.Throttle = max(throttled(u.files.Throttle)-u.throttle, 0)
-	if counter(u.files.OOM, "oom_kill") > u.oom {
-		r.OOM, r.OOMLimit, r.OOMPeak = true, number(u.files.Limit), number(u.files.Peak)
-	}
+	e.charge(&r)
 	r.Stdout = e.out[0].summary()
 	if e.out[1] != nil {
 		r.Stderr = e.out[1].summary()
 	}
 	return r
+}
+
+// charge tells what the limits of the sandbox did to the command.
+func (e *execution) charge(r *ExecResult) {
+	w, err := e.sb.s.warmth.use(e.sb)
+	if err != nil {
+		return // the groups are gone with the sandbox
+	}
+	defer e.sb.s.warmth.done(w)
+	var now usage
+	now.read(w)
+	r.Throttle = max(now.throttle-e.usage.throttle, 0)
+	if now.oom > e.usage.oom {
+		r.OOM, r.OOMLimit, r.OOMPeak = true, number(e.sb.spec.Account.Limit), number(e.sb.spec.Account.Peak)
+	}
 }
 
 // dying reports whether PID 1 is on its way out, which kills all it has.
@@ -194,7 +201,12 @@ func killCgroup(dir string) error {
 }
 
 func cgroupCPU(dir string) time.Duration {
-	return time.Duration(counter(filepath.Join(dir, "cpu.stat"), "usage_usec")) * time.Microsecond
+	f, err := openPlain(filepath.Join(dir, "cpu.stat"), unix.O_RDONLY)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = f.Close() }()
+	return time.Duration(counter(f, "usage_usec")) * time.Microsecond
 }
 
 const lingerEvery = 5 * time.Second

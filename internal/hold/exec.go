@@ -111,6 +111,14 @@ type stdio struct {
 	out    [2]*os.File
 }
 
+func (o *stdio) closeTheirs() {
+	for _, f := range o.theirs {
+		if f.Name() == pipeName { // the null device is the hold's
+			_ = f.Close()
+		}
+	}
+}
+
 func (o *stdio) closeOurs() {
 	closeAll([]*os.File{o.in, o.out[0], o.out[1]})
 }
@@ -127,7 +135,7 @@ func pipe(read bool) (ours, theirs *os.File, err error) {
 	if !read {
 		p[0], p[1] = p[1], p[0]
 	}
-	if err := unix.SetNonblock(p[0], true); err != nil {
+	if _, err := unix.FcntlInt(uintptr(p[0]), unix.F_SETFL, unix.O_NONBLOCK); err != nil { // it has no other flags
 		_, _ = unix.Close(p[0]), unix.Close(p[1])
 		return nil, nil, os.NewSyscallError("fcntl", err)
 	}
@@ -137,7 +145,7 @@ func pipe(read bool) (ours, theirs *os.File, err error) {
 func (e *execution) connect() (o stdio, err error) {
 	defer func() {
 		if err != nil {
-			closeAll(o.theirs)
+			o.closeTheirs()
 			o.closeOurs()
 		}
 	}()
@@ -151,11 +159,7 @@ func (e *execution) connect() (o stdio, err error) {
 		}
 		o.in, o.theirs = w, append(o.theirs, r)
 	} else {
-		null, err := openPlain(os.DevNull, unix.O_RDONLY)
-		if err != nil {
-			return o, err
-		}
-		o.theirs = append(o.theirs, null)
+		o.theirs = append(o.theirs, e.sb.s.null)
 	}
 	for i := range o.out {
 		r, w, err := pipe(true)
@@ -181,13 +185,6 @@ func (e *execution) give(theirs []*os.File) error {
 	return nil
 }
 
-func (e *execution) tasks() []string {
-	if e.spec.Tasks != nil {
-		return e.spec.Tasks
-	}
-	return e.sb.spec.Tasks
-}
-
 // start makes everything a command needs and has it exec'd; on error nothing
 // of it is left.
 func (e *execution) start() (err error) {
@@ -210,7 +207,7 @@ func (e *execution) start() (err error) {
 	if err != nil {
 		return err
 	}
-	defer closeAll(io.theirs)
+	defer io.closeTheirs()
 	undo = append(undo, io.closeOurs)
 	if err := os.Mkdir(e.group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
@@ -219,9 +216,14 @@ func (e *execution) start() (err error) {
 	delete(e.sb.s.lingering, e.group) // ours again
 	e.sb.s.mu.Unlock()
 	undo = append(undo, func() { e.sb.s.removeCgroup(e.group) })
-	e.usage.begin(e.sb.spec.Account)
+	warm, err := e.sb.s.warmth.use(e.sb)
+	if err != nil {
+		return err
+	}
+	defer e.sb.s.warmth.done(warm)
+	e.usage.read(warm)
 	e.begun = time.Now()
-	pty, err := e.launch(io.theirs)
+	pty, err := e.launch(warm.tasks, io.theirs)
 	if err != nil {
 		return err
 	}
@@ -368,6 +370,13 @@ func (e *execution) info() wireExecInfo {
 	if !e.ended {
 		i.Result = ExecResult{Status: process.Running, Started: e.begun}
 	}
+	return i
+}
+
+// begunInfo is what the one who started it does not know.
+func (e *execution) begunInfo() wireExecInfo {
+	i := e.info()
+	i.Spec, i.Spool = wireSpec{}, ""
 	return i
 }
 

@@ -39,7 +39,13 @@ func (s *server) startFiles(w FilesSpec) (*os.File, error) {
 		return nil, dsec.E(dsec.Internal, "start file helper", w.Sandbox, err)
 	}
 	defer func() { _ = null.Close() }()
-	l := &launch{sb: sb, group: w.Cgroup, tasks: w.Tasks, image: im.encode(), last: []*os.File{theirs, null, null, s.helper}}
+	tasks, err := openTasks(w.Tasks)
+	if err != nil {
+		_ = ours.Close()
+		return nil, dsec.E(dsec.Internal, "start file helper", w.Sandbox, err)
+	}
+	defer closeAll(tasks)
+	l := &launch{sb: sb, group: w.Cgroup, tasks: tasks, image: im.encode(), last: []*os.File{theirs, null, null, s.helper}}
 	c, _, err := l.run()
 	if err != nil {
 		_ = ours.Close()

@@ -15,8 +15,8 @@ import (
 
 // launch has a forker start the command and waits until it runs its own
 // program. It returns the terminal's master, if there is one.
-func (e *execution) launch(stdio []*os.File) (pty *os.File, err error) {
-	l := &launch{sb: e.sb, group: e.group, tasks: e.tasks(), image: e.spec.image, last: stdio}
+func (e *execution) launch(tasks, stdio []*os.File) (pty *os.File, err error) {
+	l := &launch{sb: e.sb, group: e.group, tasks: tasks, image: e.spec.image, last: stdio}
 	main, pty, err := l.run()
 	if err != nil {
 		return nil, e.explain(err)
@@ -112,7 +112,7 @@ func (l *launchError) Unwrap() error { return l.a.errno() }
 type launch struct {
 	sb    *sandbox
 	group string
-	tasks []string
+	tasks []*os.File
 	image []byte
 	last  []*os.File // stdio, and the program of a helper
 }
@@ -123,19 +123,14 @@ func (l *launch) run() (*child, *os.File, error) {
 		return nil, nil, err
 	}
 	defer func() { _ = group.Close() }()
-	tasks, err := openTasks(l.tasks)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer closeAll(tasks)
 	report, theirs, err := packetPair()
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { _ = report.Close() }()
-	files := append([]*os.File{l.sb.pidfd, theirs, group}, tasks...)
+	files := append([]*os.File{l.sb.pidfd, theirs, group}, l.tasks...)
 	files = append(files, l.last...)
-	err = l.sb.s.anyForker().exec(l.image, len(tasks), files)
+	err = l.sb.s.anyForker().exec(l.image, len(l.tasks), files)
 	_ = theirs.Close()
 	if err != nil {
 		return nil, nil, err

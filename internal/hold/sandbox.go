@@ -27,6 +27,9 @@ type sandbox struct {
 	pidfd *os.File
 	done  chan struct{} // closed when PID 1 is reaped
 
+	warm *warmFiles // guarded by s.warmth, as is cold
+	cold bool       // it is being removed
+
 	mu      sync.Mutex
 	ctl     *packets // to PID 1; nil once entered
 	entered bool
@@ -186,6 +189,7 @@ func (s *server) remove(ctx context.Context, sb *sandbox) error {
 	for _, e := range leaving {
 		<-e.gone
 	}
+	s.warmth.cool(sb)
 	s.removeLingering(sb.spec.Cgroup + "/")
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,12 +26,15 @@ type server struct {
 	all      []*forker
 	turn     atomic.Uint32
 	helper   *os.File // the program of file helpers
+	null     *os.File // stdin of commands that have none
 	lock     *os.File // held as long as we live
 	image    *os.File // the forker's program
 	respawn  chan respawn
 	quit     chan struct{}
 	quitOnce sync.Once
 	lis      *net.UnixListener
+
+	warmth warmth
 
 	mu        sync.Mutex
 	client    *session
@@ -270,7 +273,7 @@ func (c *session) dispatch(f *frame) (any, []*os.File, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		return e.info(), nil, nil
+		return e.begunInfo(), nil, nil
 	case opFiles:
 		w, err := read[FilesSpec](f)
 		if err != nil {

@@ -67,17 +67,22 @@ func openTasks(paths []string) ([]*os.File, error) {
 	return files, nil
 }
 
-func (sb *sandbox) spawn(ctx context.Context, f *frame) ([]*os.File, error) {
+func (sb *sandbox) spawn(ctx context.Context, f *frame) (out []*os.File, err error) {
 	group, err := openPlain(sb.spec.Cgroup, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = group.Close() }()
-	tasks, err := openTasks(sb.spec.Tasks)
+	warm, err := sb.s.warmth.use(sb)
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll(tasks)
+	defer func() {
+		sb.s.warmth.done(warm)
+		if err != nil {
+			sb.s.warmth.cool(sb)
+		}
+	}()
 	ctl, theirs, err := packetPair()
 	if err != nil {
 		return nil, err
@@ -108,7 +113,7 @@ func (sb *sandbox) spawn(ctx context.Context, f *frame) ([]*os.File, error) {
 		_ = ctl.Close()
 		return nil, err
 	}
-	out, err := sb.born(pidfd, ctl, tasks)
+	out, err = sb.born(pidfd, ctl, warm.tasks)
 	if err != nil {
 		_ = ctl.Close()
 		_ = syscall.Kill(sb.pid, syscall.SIGKILL) // ours and not reaped, so it is still that process
