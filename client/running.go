@@ -42,7 +42,7 @@ func newRunning(s *Session, p *Process, mode Mode, fn func(Chunk) error) *Runnin
 	r := &Running{Process: p, s: s, mode: mode, fn: fn, done: make(chan struct{}), eof: map[process.Stream]bool{},
 		more: make(chan struct{}, 1)}
 	if mode == ModeStream {
-		s.spawn(r.consume)
+		s.wg.Go(r.consume)
 	}
 	return r
 }
@@ -76,7 +76,7 @@ func (r *Running) settleLocked() {
 		return
 	}
 	r.finished = true
-	delete(r.s.execs, execKey(string(r.Sandbox), r.ID))
+	delete(r.s.execs, wire.ExecKey(string(r.Sandbox), r.ID))
 	close(r.done)
 }
 
@@ -88,7 +88,7 @@ func (r *Running) subscriptionLocked() *dsecv1.ExecSubscription {
 func (s *Session) ended(e *dsecv1.ExecEnded) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.execs[execKey(e.Sandbox, e.Exec)]
+	r := s.execs[wire.ExecKey(e.Sandbox, e.Exec)]
 	if r == nil || r.haveEnd {
 		return
 	}
@@ -106,7 +106,7 @@ func (s *Session) output(o *dsecv1.ExecOutput) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.execs[execKey(o.Sandbox, o.Exec)]
+	r := s.execs[wire.ExecKey(o.Sandbox, o.Exec)]
 	if r == nil || r.eof[c.Stream] {
 		return
 	}
@@ -165,7 +165,7 @@ func (r *Running) one() bool {
 	r.consumed.moved(c)
 	if err != nil {
 		r.failLocked(err)
-		delete(r.s.execs, execKey(string(r.Sandbox), r.ID))
+		delete(r.s.execs, wire.ExecKey(string(r.Sandbox), r.ID))
 		return false
 	}
 	r.ackLocked()
@@ -180,7 +180,7 @@ func (r *Running) ackLocked() {
 		return
 	}
 	r.acked = r.consumed
-	r.s.acks[execKey(string(r.Sandbox), r.ID)] = &dsecv1.ExecAck{Sandbox: string(r.Sandbox), Exec: r.ID,
+	r.s.acks[wire.ExecKey(string(r.Sandbox), r.ID)] = &dsecv1.ExecAck{Sandbox: string(r.Sandbox), Exec: r.ID,
 		StdoutOffset: r.acked.Stdout, StderrOffset: r.acked.Stderr}
 	select {
 	case r.s.wake <- struct{}{}:

@@ -80,21 +80,13 @@ func (c *Client) OpenSession(ctx context.Context, events *Events, fn func(dsec.E
 	s := &Session{c: c, events: events, fn: fn, opened: make(chan struct{}), execs: map[string]*Running{},
 		acks: map[string]*dsecv1.ExecAck{}, wake: make(chan struct{}, 1), live: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	s.spawn(s.run)
-	s.spawn(s.acknowledge)
+	s.wg.Go(s.run)
+	s.wg.Go(s.acknowledge)
 	if _, err := s.session(ctx); err != nil {
 		_ = s.Close()
 		return nil, err
 	}
 	return s, nil
-}
-
-func (s *Session) spawn(fn func()) {
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		fn()
-	}()
 }
 
 // Close ends the session; its execs run on.
@@ -206,7 +198,7 @@ func (s *Session) greeted(id string) {
 	close(s.opened)
 	s.mu.Unlock()
 	if len(again) > 0 {
-		s.spawn(func() { s.subscribe(id, again) })
+		s.wg.Go(func() { s.subscribe(id, again) })
 	}
 }
 
@@ -264,13 +256,11 @@ func (s *Session) dispatch(m *dsecv1.Frame) {
 	}
 }
 
-func execKey(sandbox, exec string) string { return sandbox + "/" + exec }
-
 // failed ends an exec, or subscribes it again if its node was away.
 func (s *Session) failed(sandbox, exec string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := execKey(sandbox, exec)
+	k := wire.ExecKey(sandbox, exec)
 	r := s.execs[k]
 	if r == nil || r.finished {
 		return
@@ -281,7 +271,7 @@ func (s *Session) failed(sandbox, exec string, err error) {
 		return
 	}
 	id, pause := s.id, firstPause<<(2*r.tries)
-	s.spawn(func() {
+	s.wg.Go(func() {
 		if !sleep(s.ctx, pause) {
 			return
 		}
@@ -321,7 +311,7 @@ func (s *Session) Exec(ctx context.Context, id dsec.SandboxID, spec process.Spec
 		spec.ID = newKey()
 	}
 	r := newRunning(s, s.c.Attach(id, spec.ID), mode, fn)
-	k := execKey(string(id), spec.ID)
+	k := wire.ExecKey(string(id), spec.ID)
 	s.mu.Lock()
 	if s.err != nil {
 		s.mu.Unlock()

@@ -135,13 +135,4 @@ func (c *Cluster) Close() error {
 	return nil
 }
 
-// spawn runs fn until Close waits for it.
-func (c *Cluster) spawn(fn func()) {
-	c.wg.Add(1)
-	go func() {
-		defer c.wg.Done()
-		fn()
-	}()
-}
-
 func sprintf(format string, a []any) string { return fmt.Sprintf(format, a...) }

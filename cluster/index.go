@@ -90,7 +90,7 @@ func (c *Cluster) Saw(s *dsecv1.Sandbox) {
 
 // indexNode keeps the index of one node right for the length of its life.
 func (c *Cluster) indexNode(life context.Context, id dsec.NodeID) {
-	c.spawn(func() { c.indexEvents(life, id) })
+	c.wg.Go(func() { c.indexEvents(life, id) })
 	tick := time.NewTicker(refreshEvery)
 	defer tick.Stop()
 	for {

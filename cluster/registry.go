@@ -53,9 +53,9 @@ func (c *Cluster) follow() error {
 		if err != nil {
 			return dsec.E(dsec.Unavailable, "watch bucket", w.kv.Bucket(), err)
 		}
-		c.spawn(func() { c.watch(watcher, w.fn) })
+		c.wg.Go(func() { c.watch(watcher, w.fn) })
 	}
-	c.spawn(c.reap)
+	c.wg.Go(c.reap)
 	return nil
 }
 
@@ -115,7 +115,7 @@ func (c *Cluster) beat(id dsec.NodeID, value []byte) {
 		m.life, m.end = context.WithCancelCause(c.ctx)
 		c.log.Info("node alive", "node", id, "epoch", h.Epoch)
 		life := m.life
-		c.spawn(func() { c.indexNode(life, id) })
+		c.wg.Go(func() { c.indexNode(life, id) })
 	}
 }
 

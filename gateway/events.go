@@ -105,9 +105,7 @@ func (ses *session) subscribe(ctx context.Context, node dsec.NodeID, execs []*ds
 
 // report sends an error frame without waiting for the client to take it.
 func (ses *session) report(sandbox, exec string, err error) {
-	ses.mu.Lock()
-	defer ses.mu.Unlock()
-	ses.spawnLocked(func() { _ = ses.send(subscriptionError(sandbox, exec, err)) }) // the session has ended
+	ses.crew.Go(func() { _ = ses.send(wire.SubscriptionError(sandbox, exec, err)) }) // the session has ended
 }
 
 // existing returns the stream of a node if there is one.
@@ -117,23 +115,40 @@ func (ses *session) existing(node dsec.NodeID) *nodeStream {
 	return ses.nodes[node]
 }
 
+// onNodes tells each node what is meant for the execs there. Malformed names
+// and nodes on which nothing is subscribed are passed over.
+func onNodes[T interface{ GetSandbox() string }](ctx context.Context, ses *session, list []T, call func([]T) *dsecv1.MuxCall, told func(*nodeStream, []T)) error {
+	for node, execs := range byNode(list, func(T, error) {}) {
+		ns := ses.existing(node)
+		if ns == nil {
+			continue
+		}
+		m := call(execs)
+		m.Session = ns.id
+		if err := ses.g.cfg.Cluster.Call(ctx, node, wire.VerbMux, ses.scope, m, nil); err != nil {
+			return err
+		}
+		if told != nil {
+			told(ns, execs)
+		}
+	}
+	return nil
+}
+
 func (e *events) Unsubscribe(ctx context.Context, req *dsecv1.UnsubscribeRequest) (*dsecv1.UnsubscribeResponse, error) {
 	ses, err := e.streams.find(req.Session, principal(ctx))
 	if err != nil {
 		return nil, err
 	}
-	ignore := func(*dsecv1.ExecName, error) {}
-	for node, execs := range byNode(req.Execs, ignore) {
-		ns := ses.existing(node)
-		if ns == nil {
-			continue
-		}
-		if err := e.cfg.Cluster.Call(ctx, node, wire.VerbMux, ses.scope, &dsecv1.MuxCall{Session: ns.id, Unsubscribe: execs}, nil); err != nil {
-			return nil, err
-		}
+	err = onNodes(ctx, ses, req.Execs, func(execs []*dsecv1.ExecName) *dsecv1.MuxCall {
+		return &dsecv1.MuxCall{Unsubscribe: execs}
+	}, func(ns *nodeStream, execs []*dsecv1.ExecName) {
 		for _, x := range execs {
 			ses.drop(ns, x.Sandbox, x.Exec)
 		}
+	})
+	if err != nil {
+		return nil, err
 	}
 	return &dsecv1.UnsubscribeResponse{}, nil
 }
@@ -143,15 +158,11 @@ func (e *events) Ack(ctx context.Context, req *dsecv1.AckRequest) (*dsecv1.AckRe
 	if err != nil {
 		return nil, err
 	}
-	ignore := func(*dsecv1.ExecAck, error) {}
-	for node, acks := range byNode(req.Acks, ignore) {
-		ns := ses.existing(node)
-		if ns == nil {
-			continue
-		}
-		if err := e.cfg.Cluster.Call(ctx, node, wire.VerbMux, ses.scope, &dsecv1.MuxCall{Session: ns.id, Acks: acks}, nil); err != nil {
-			return nil, err
-		}
+	err = onNodes(ctx, ses, req.Acks, func(acks []*dsecv1.ExecAck) *dsecv1.MuxCall {
+		return &dsecv1.MuxCall{Acks: acks}
+	}, nil)
+	if err != nil {
+		return nil, err
 	}
 	return &dsecv1.AckResponse{}, nil
 }

@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -26,6 +25,7 @@ import (
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
 	"github.com/opendsec/dsec/api/wire"
 	"github.com/opendsec/dsec/iam"
+	"github.com/opendsec/dsec/internal/crew"
 )
 
 // Cluster is what the gateway needs of the nodes; package cluster has it.
@@ -92,22 +92,9 @@ type Gateway struct {
 	streams sessions
 	ports   *http.Transport
 
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-
-	mu     sync.Mutex
-	closed bool           // nothing is added to wg any more
-	wg     sync.WaitGroup // of tunnels: Shutdown does not wait for hijacked connections
-}
-
-// enter makes Close wait for the caller's g.wg.Done; false: it is too late.
-func (g *Gateway) enter() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.closed {
-		g.wg.Add(1)
-	}
-	return !g.closed
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	tunnels crew.Crew // Shutdown does not wait for hijacked connections
 }
 
 // New makes a gateway; Serve gives it listeners.
@@ -145,9 +132,7 @@ func (g *Gateway) Serve(l net.Listener) error {
 
 // Close ends the streams with an error, lets short calls finish, and waits.
 func (g *Gateway) Close() error {
-	g.mu.Lock()
-	g.closed = true
-	g.mu.Unlock()
+	g.tunnels.Close()
 	g.cancel(errClosed)
 	ctx, stop := context.WithTimeout(context.Background(), closeWithin)
 	defer stop()
@@ -155,7 +140,7 @@ func (g *Gateway) Close() error {
 	if err != nil {
 		err = g.http.Close()
 	}
-	g.wg.Wait()
+	g.tunnels.Wait()
 	g.ports.CloseIdleConnections()
 	return err
 }

@@ -16,10 +16,8 @@ const reopenEvery = time.Second
 // they have told what happened before, the client is told so.
 func (ses *session) events() {
 	streams, absent := ses.openAll()
-	ses.mu.Lock()
-	defer ses.mu.Unlock()
-	ses.spawnLocked(func() { ses.live(streams, absent) })
-	ses.spawnLocked(func() {
+	ses.crew.Go(func() { ses.live(streams, absent) })
+	ses.crew.Go(func() {
 		tick := time.NewTicker(reopenEvery)
 		defer tick.Stop()
 		for {

@@ -130,8 +130,8 @@ func (g *Gateway) tunnel(w http.ResponseWriter, r *http.Request) error {
 		_ = out.Close()
 	})
 	defer stop()
-	if g.enter() {
-		defer g.wg.Done()
+	if g.tunnels.Join() {
+		defer g.tunnels.Leave()
 	}
 	wire.Splice(out, in)
 	return nil

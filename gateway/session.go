@@ -8,6 +8,7 @@ import (
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
 	"github.com/opendsec/dsec/api/wire"
 	"github.com/opendsec/dsec/iam"
+	"github.com/opendsec/dsec/internal/crew"
 )
 
 // sessions are the open event streams of clients, by id.
@@ -28,11 +29,10 @@ type session struct {
 	out    chan *dsecv1.Frame
 	ctx    context.Context //nolint:containedctx // the life of the stream
 	cancel context.CancelCauseFunc
+	crew   crew.Crew
 
 	mu    sync.Mutex
 	nodes map[dsec.NodeID]*nodeStream
-	done  bool // nothing is added to wg any more
-	wg    sync.WaitGroup
 }
 
 // nodeStream is the part of a session that comes from one node.
@@ -92,24 +92,9 @@ func (ses *session) close() {
 		delete(x.open, ses.id)
 	}
 	x.mu.Unlock()
-	ses.mu.Lock()
-	ses.done = true
-	ses.mu.Unlock()
+	ses.crew.Close()
 	ses.cancel(nil)
-	ses.wg.Wait()
-}
-
-// spawnLocked runs fn in a goroutine that close waits for.
-func (ses *session) spawnLocked(fn func()) bool {
-	if ses.done {
-		return false
-	}
-	ses.wg.Add(1)
-	go func() {
-		defer ses.wg.Done()
-		fn()
-	}()
-	return true
+	ses.crew.Wait()
 }
 
 // send waits until the client takes a frame, or the session ends.
@@ -129,7 +114,7 @@ func (ses *session) stream(ctx context.Context, node dsec.NodeID) (*nodeStream, 
 	if ns == nil {
 		ns = &nodeStream{id: "n" + dsec.Random(26), node: node, ready: make(chan struct{}),
 			subs: map[string]*dsecv1.ExecName{}, left: map[string]int{}, told: make(chan struct{})}
-		if !ses.spawnLocked(func() { ses.run(ns) }) {
+		if !ses.crew.Go(func() { ses.run(ns) }) {
 			ses.mu.Unlock()
 			return nil, dsec.Errorf(dsec.NotFound, "find session", ses.id, "it has ended")
 		}
@@ -170,10 +155,10 @@ func (ses *session) run(ns *nodeStream) {
 		close(ns.told)
 	}
 	for _, n := range lost {
-		_ = ses.send(subscriptionError(n.Sandbox, n.Exec, err)) // the session has ended
+		_ = ses.send(wire.SubscriptionError(n.Sandbox, n.Exec, err)) // the session has ended
 	}
 	if opened && ses.filter != nil {
-		_ = ses.send(subscriptionError("", "", err))
+		_ = ses.send(wire.SubscriptionError("", "", err))
 	}
 }
 
@@ -205,13 +190,6 @@ func (ses *session) read(ns *nodeStream, opened func()) error {
 	}, &dsecv1.Frame{})
 }
 
-func subscriptionError(sandbox, exec string, err error) *dsecv1.Frame {
-	return &dsecv1.Frame{Item: &dsecv1.Frame_Error{Error: &dsecv1.SubscriptionError{
-		Sandbox: sandbox, Exec: exec, Error: wire.Detail(err)}}}
-}
-
-func subKey(sandbox, exec string) string { return sandbox + "/" + exec }
-
 // add notes a subscription before the node hears of it.
 func (ses *session) add(ns *nodeStream, sandbox, exec, mode string) {
 	ses.mu.Lock()
@@ -219,7 +197,7 @@ func (ses *session) add(ns *nodeStream, sandbox, exec, mode string) {
 	if ns.subs == nil {
 		return // broken meanwhile: the call to the node will say so
 	}
-	k := subKey(sandbox, exec)
+	k := wire.ExecKey(sandbox, exec)
 	ns.subs[k] = &dsecv1.ExecName{Sandbox: sandbox, Exec: exec}
 	ns.left[k] = 1
 	if mode == "stream" {
@@ -230,8 +208,8 @@ func (ses *session) add(ns *nodeStream, sandbox, exec, mode string) {
 func (ses *session) drop(ns *nodeStream, sandbox, exec string) {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	delete(ns.subs, subKey(sandbox, exec))
-	delete(ns.left, subKey(sandbox, exec))
+	delete(ns.subs, wire.ExecKey(sandbox, exec))
+	delete(ns.left, wire.ExecKey(sandbox, exec))
 }
 
 // note forgets a subscription when the last frame of it passes.
@@ -242,9 +220,9 @@ func (ses *session) note(ns *nodeStream, f *dsecv1.Frame) {
 		ses.drop(ns, f.GetError().Sandbox, f.GetError().Exec)
 		return
 	case f.GetEnded() != nil:
-		k = subKey(f.GetEnded().Sandbox, f.GetEnded().Exec)
+		k = wire.ExecKey(f.GetEnded().Sandbox, f.GetEnded().Exec)
 	case f.GetOutput().GetChunk().GetEof():
-		k = subKey(f.GetOutput().Sandbox, f.GetOutput().Exec)
+		k = wire.ExecKey(f.GetOutput().Sandbox, f.GetOutput().Exec)
 	default:
 		return
 	}

@@ -128,3 +128,13 @@ func StreamFrom(name string) (process.Stream, error) {
 	}
 	return 0, dsec.Errorf(dsec.Invalid, "parse stream", dsec.Quote(name), "want stdout or stderr")
 }
+
+// ExecKey names an exec among those of all sandboxes.
+func ExecKey(sandbox, exec string) string { return sandbox + "/" + exec }
+
+// SubscriptionError is the frame that ends the subscription of an exec, or
+// with empty names says that sandbox events broke off.
+func SubscriptionError(sandbox, exec string, err error) *dsecv1.Frame {
+	return &dsecv1.Frame{Item: &dsecv1.Frame_Error{Error: &dsecv1.SubscriptionError{
+		Sandbox: sandbox, Exec: exec, Error: Detail(err)}}}
+}

@@ -53,7 +53,7 @@ func (s *Server) control(m *nats.Msg) {
 			"%d calls are at work", maxCalls))})
 		return
 	}
-	s.spawn(func() {
+	s.crew.Go(func() {
 		defer func() { <-s.calls }()
 		s.respond(m, s.call(s.ctx, name, m.Data))
 	})

@@ -333,8 +333,8 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
 		_ = out.Close()
 	})
 	defer stop()
-	if s.enter() { // Shutdown does not wait for a hijacked connection
-		defer s.wg.Done()
+	if s.crew.Join() { // Shutdown does not wait for a hijacked connection
+		defer s.crew.Leave()
 	}
 	wire.Splice(out, in)
 	return nil

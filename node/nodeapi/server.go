@@ -17,13 +17,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/api/wire"
+	"github.com/opendsec/dsec/internal/crew"
 	"github.com/opendsec/dsec/node"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -74,10 +74,7 @@ type Server struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup
-
-	mu     sync.Mutex
-	closed bool // nothing is added to wg any more
+	crew   crew.Crew
 
 	answers  answers
 	owners   owners
@@ -102,7 +99,7 @@ func Open(cfg Config) (*Server, error) {
 		_ = s.Close()
 		return nil, err
 	}
-	s.spawn(s.beat)
+	s.crew.Go(s.beat)
 	return s, nil
 }
 
@@ -112,7 +109,7 @@ func (s *Server) serveData() {
 		BaseContext: func(net.Listener) context.Context { return s.ctx },
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
-	s.spawn(func() {
+	s.crew.Go(func() {
 		if err := s.http.Serve(s.cfg.Listener); !errors.Is(err, http.ErrServerClosed) {
 			s.log.Error("data listener ended", "err", err)
 		}
@@ -155,9 +152,7 @@ func (s *Server) connect() error {
 
 // Close ends every call and stream in flight; no sandbox notices.
 func (s *Server) Close() error {
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
+	s.crew.Close()
 	s.cancel(errClosed)
 	if s.nc != nil {
 		s.nc.Close()
@@ -168,27 +163,6 @@ func (s *Server) Close() error {
 	if err != nil {
 		err = s.http.Close()
 	}
-	s.wg.Wait()
+	s.crew.Wait()
 	return err
-}
-
-// spawn runs fn in a goroutine that Close waits for; after Close it does
-// nothing.
-func (s *Server) spawn(fn func()) {
-	if s.enter() {
-		go func() {
-			defer s.wg.Done()
-			fn()
-		}()
-	}
-}
-
-// enter makes Close wait for the caller's s.wg.Done; false: it is too late.
-func (s *Server) enter() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.closed {
-		s.wg.Add(1)
-	}
-	return !s.closed
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
 	"github.com/opendsec/dsec/api/wire"
+	"github.com/opendsec/dsec/internal/crew"
 	"github.com/opendsec/dsec/node"
 	"github.com/opendsec/dsec/process"
 )
@@ -35,11 +36,10 @@ type session struct {
 	ctx context.Context //nolint:containedctx // the life of the stream
 
 	send func(proto.Message) error
+	crew crew.Crew
 
 	mu   sync.Mutex
 	subs map[string]*subscription // by sandbox and exec
-	wg   sync.WaitGroup
-	done bool // nothing is added to wg any more
 }
 
 // subscription is one exec of a session.
@@ -125,13 +125,13 @@ func (ses *session) close() {
 	ses.s.sessions.mu.Lock()
 	delete(ses.s.sessions.open, ses.id)
 	ses.s.sessions.mu.Unlock()
+	ses.crew.Close()
 	ses.mu.Lock()
-	ses.done = true
 	for _, sub := range ses.subs {
 		sub.cancel()
 	}
 	ses.mu.Unlock()
-	ses.wg.Wait()
+	ses.crew.Wait()
 }
 
 // subscriptions is the verb that changes what a session carries.
@@ -157,11 +157,9 @@ func (s *Server) subscriptions(ctx context.Context, who caller, req *dsecv1.MuxC
 	return &dsecv1.SubscribeResponse{}, nil
 }
 
-func key(sandbox, exec string) string { return sandbox + "/" + exec }
-
 func (ses *session) ack(a *dsecv1.ExecAck) {
 	ses.mu.Lock()
-	sub := ses.subs[key(a.Sandbox, a.Exec)]
+	sub := ses.subs[wire.ExecKey(a.Sandbox, a.Exec)]
 	ses.mu.Unlock()
 	if sub != nil && sub.credit != nil {
 		sub.credit[process.Stdout].ack(a.StdoutOffset)
@@ -172,36 +170,17 @@ func (ses *session) ack(a *dsecv1.ExecAck) {
 func (ses *session) unsubscribe(n *dsecv1.ExecName) {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	if sub := ses.subs[key(n.Sandbox, n.Exec)]; sub != nil {
+	if sub := ses.subs[wire.ExecKey(n.Sandbox, n.Exec)]; sub != nil {
 		sub.cancel()
-		delete(ses.subs, key(n.Sandbox, n.Exec))
+		delete(ses.subs, wire.ExecKey(n.Sandbox, n.Exec))
 	}
 }
 
 // fail reports that a subscription has ended; it does not wait.
 func (ses *session) fail(sandbox, exec string, err error) {
-	ses.spawn(func() {
-		_ = ses.send(&dsecv1.Frame{Item: &dsecv1.Frame_Error{Error: &dsecv1.SubscriptionError{
-			Sandbox: sandbox, Exec: exec, Error: wire.Detail(ses.s.closing(err))}}}) // the stream is over: nobody to tell
+	ses.crew.Go(func() {
+		_ = ses.send(wire.SubscriptionError(sandbox, exec, ses.s.closing(err))) // the stream is over: nobody to tell
 	})
-}
-
-func (ses *session) spawn(fn func()) bool {
-	ses.mu.Lock()
-	defer ses.mu.Unlock()
-	return ses.spawnLocked(fn)
-}
-
-func (ses *session) spawnLocked(fn func()) bool {
-	if ses.done {
-		return false
-	}
-	ses.wg.Add(1)
-	go func() {
-		defer ses.wg.Done()
-		fn()
-	}()
-	return true
 }
 
 // subscribe carries an exec from now on, instead of an older subscription to
@@ -221,7 +200,7 @@ func (ses *session) subscribe(id dsec.SandboxID, p process.Process, u *dsecv1.Ex
 		sub.credit = map[process.Stream]*credit{process.Stdout: newCredit(u.StdoutOffset, window),
 			process.Stderr: newCredit(u.StderrOffset, window)}
 	}
-	k := key(u.Sandbox, u.Exec)
+	k := wire.ExecKey(u.Sandbox, u.Exec)
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
 	if old := ses.subs[k]; old != nil {
@@ -229,14 +208,14 @@ func (ses *session) subscribe(id dsec.SandboxID, p process.Process, u *dsecv1.Ex
 	}
 	if len(ses.subs) >= maxSubs {
 		cancel()
-		ses.spawnLocked(func() {
-			_ = ses.send(subscriptionError(u, dsec.Errorf(dsec.ResourceExhausted, "subscribe", u.Exec,
+		ses.crew.Go(func() {
+			_ = ses.send(wire.SubscriptionError(u.Sandbox, u.Exec, dsec.Errorf(dsec.ResourceExhausted, "subscribe", u.Exec,
 				"the session carries %d execs", maxSubs)))
 		})
 		return
 	}
 	ses.subs[k] = sub
-	started := ses.spawnLocked(func() {
+	started := ses.crew.Go(func() {
 		defer cancel()
 		ses.carry(ctx, id, p, u, sub)
 		ses.mu.Lock()
@@ -262,11 +241,6 @@ func checkSubscription(u *dsecv1.ExecSubscription) error {
 	return nil
 }
 
-func subscriptionError(u *dsecv1.ExecSubscription, err error) *dsecv1.Frame {
-	return &dsecv1.Frame{Item: &dsecv1.Frame_Error{Error: &dsecv1.SubscriptionError{
-		Sandbox: u.Sandbox, Exec: u.Exec, Error: wire.Detail(err)}}}
-}
-
 // carry sends what a subscription asked for, until all of it is sent.
 func (ses *session) carry(ctx context.Context, id dsec.SandboxID, p process.Process, u *dsecv1.ExecSubscription, sub *subscription) {
 	defer ses.s.cfg.Inside.Attach(id)()
@@ -290,7 +264,7 @@ func (ses *session) carry(ctx context.Context, id dsec.SandboxID, p process.Proc
 		if err := <-errs; err != nil && first == nil {
 			first = err
 			if ctx.Err() == nil { // not unsubscribed: say why it ends, once
-				_ = ses.send(subscriptionError(u, ses.s.closing(ses.s.ended(id, err))))
+				_ = ses.send(wire.SubscriptionError(u.Sandbox, u.Exec, ses.s.closing(ses.s.ended(id, err))))
 			}
 			sub.cancel()
 		}
