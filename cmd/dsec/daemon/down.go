@@ -116,7 +116,7 @@ func endSupervisor(ctx context.Context, s *settings) error {
 // it and takes the machine apart.
 func endSandboxes(ctx context.Context, s *settings) (ended int, err error) {
 	var a agent
-	stack, err := a.open(ctx, s, nodeLog())
+	stack, err := a.open(ctx, s, roleLog("node"))
 	if err != nil {
 		return 0, err
 	}

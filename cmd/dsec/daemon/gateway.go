@@ -6,9 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -29,34 +27,19 @@ const keysPrefix = "key"
 // gatewaySocketFD is the socket of local callers.
 const gatewaySocketFD = supervise.FirstFD + 1
 
-// Gateway is the hidden verb of the front door, started by up.
+// Gateway is the hidden verb of the front door.
 func Gateway() *cobra.Command {
-	return &cobra.Command{
-		Use: "gateway", Short: "Serve the API (started by up)", Hidden: true, Args: cobra.NoArgs,
-		Example: "  dsec up   # starts it",
-		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM)
-			defer stop()
-			return serveGateway(ctx)
-		},
-	}
+	return role{name: "gateway", short: "Serve the API", open: openGateway}.verb()
 }
 
-func serveGateway(ctx context.Context) error {
-	ctx, ready := supervise.Join(ctx)
-	o, err := takeOrders()
-	if err != nil {
-		return err
-	}
+func openGateway(ctx context.Context, o orders, log *slog.Logger) (*serving, error) {
 	s := &settings{Config: o.Config}
-	log := logger(os.Stderr).With("role", "gateway")
-	slog.SetDefault(log)
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return dsec.E(dsec.Internal, "give up new privileges", "", err)
+		return nil, dsec.E(dsec.Internal, "give up new privileges", "", err)
 	}
 	local, err := net.FileListener(os.NewFile(gatewaySocketFD, "gateway.sock"))
 	if err != nil {
-		return dsec.E(dsec.Internal, "listen", s.socket(), err)
+		return nil, dsec.E(dsec.Internal, "listen", s.socket(), err)
 	}
 	listeners := []net.Listener{local}
 	var (
@@ -96,16 +79,14 @@ func serveGateway(ctx context.Context) error {
 		}, Undo: func(context.Context) error { return front.Close() }},
 	)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var serving errgroup.Group
+	var fronts errgroup.Group
 	for _, l := range listeners {
-		serving.Go(func() error { return front.Serve(l) })
+		fronts.Go(func() error { return front.Serve(l) })
 	}
-	if err := ready(); err != nil {
-		return errors.Join(err, stack.Close(context.WithoutCancel(ctx)))
-	}
-	<-ctx.Done()
-	err = stack.Close(context.WithoutCancel(ctx))
-	return errors.Join(err, serving.Wait())
+	return &serving{close: func(ctx context.Context) error {
+		err := stack.Close(ctx)
+		return errors.Join(err, fronts.Wait())
+	}}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -156,6 +155,3 @@ func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*veth.Ne
 	}
 	return veth.Open(ctx, c)
 }
-
-// nodeLog is where a node's log lines go.
-func nodeLog() *slog.Logger { return logger(os.Stderr).With("role", "node") }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,7 +17,6 @@ import (
 	"github.com/opendsec/dsec/image/worker"
 	"github.com/opendsec/dsec/internal/config"
 	"github.com/opendsec/dsec/internal/lifecycle"
-	"github.com/opendsec/dsec/internal/supervise"
 	"github.com/opendsec/dsec/internal/version"
 	"github.com/opendsec/dsec/layer/store"
 	"github.com/opendsec/dsec/node"
@@ -27,17 +24,9 @@ import (
 	"github.com/opendsec/dsec/runtime"
 )
 
-// Node is the hidden verb of the agent, started by up.
+// Node is the hidden verb of the agent.
 func Node() *cobra.Command {
-	return &cobra.Command{
-		Use: "node", Short: "Run the agent of this machine (started by up)", Hidden: true, Args: cobra.NoArgs,
-		Example: "  dsec up   # starts it",
-		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM)
-			defer stop()
-			return serveNode(ctx)
-		},
-	}
+	return role{name: "node", short: "Run the agent of this machine", open: openNode}.verb()
 }
 
 // agent is everything of a node but its connection to the gateway.
@@ -101,34 +90,21 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
 }
 
-func serveNode(ctx context.Context) error {
-	ctx, ready := supervise.Join(ctx)
-	o, err := takeOrders()
-	if err != nil {
-		return err
-	}
+func openNode(ctx context.Context, o orders, log *slog.Logger) (*serving, error) {
 	s := &settings{Config: o.Config}
-	log := nodeLog()
-	slog.SetDefault(log)
 	var a agent
 	stack, err := a.open(ctx, s, log)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	closing := context.WithoutCancel(ctx)
 	server, err := a.serve(s, o, log)
 	if err != nil {
-		return errors.Join(err, stack.Close(closing))
+		return nil, errors.Join(err, stack.Close(context.WithoutCancel(ctx)))
 	}
-	if err := ready(); err != nil {
-		return errors.Join(err, server.Close(), stack.Close(closing))
-	}
-	select {
-	case <-ctx.Done():
-	case <-a.hold.Done():
-		err = dsec.Errorf(dsec.Unavailable, "serve node", string(a.id), "the hold has ended")
-	}
-	return errors.Join(err, server.Close(), stack.Close(closing))
+	return &serving{
+		ended: a.hold.Done(), why: dsec.Errorf(dsec.Unavailable, "serve node", string(a.id), "the hold has ended"),
+		close: func(ctx context.Context) error { return errors.Join(server.Close(), stack.Close(ctx)) },
+	}, nil
 }
 
 // serve connects the agent to the gateway.
