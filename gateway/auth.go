@@ -13,25 +13,19 @@ import (
 )
 
 type principalKey struct{}
-type nameKey struct{}
-
-// withName leaves room for the name of the caller, for the access log.
-func withName(ctx context.Context, name *string) context.Context {
-	return context.WithValue(ctx, nameKey{}, name)
-}
 
 // authenticated lets known callers through.
 func (g *Gateway) authenticated(next http.Handler) http.Handler {
 	errs := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p, err := g.identify(r)
+		a := requestOf(r.Context())
 		if err != nil {
+			a.class = dsec.ClassOf(err)
 			_ = errs.Write(w, r, wire.ConnectError(err)) // the caller went away
 			return
 		}
-		if name, ok := r.Context().Value(nameKey{}).(*string); ok {
-			*name = p.Name
-		}
+		a.who = p.Name
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), principalKey{}, p)))
 	})
 }
@@ -100,7 +94,7 @@ type errorMapping struct{ g *Gateway }
 func (m errorMapping) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		resp, err := next(ctx, req)
-		return resp, m.mapped(err)
+		return resp, m.mapped(ctx, err)
 	}
 }
 
@@ -109,17 +103,25 @@ func (errorMapping) WrapStreamingClient(next connect.StreamingClientFunc) connec
 }
 
 func (m errorMapping) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, conn connect.StreamingHandlerConn) error { return m.mapped(next(ctx, conn)) }
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		return m.mapped(ctx, next(ctx, conn))
+	}
 }
 
 // mapped leaves alone what the library says about its own wire. What is cut
 // short because the gateway ends was not canceled by its caller.
-func (m errorMapping) mapped(err error) error {
+func (m errorMapping) mapped(ctx context.Context, err error) error {
 	if m.g.ctx.Err() != nil && dsec.ClassOf(err) == dsec.Canceled {
 		err = errClosed
 	}
-	if _, own := err.(*connect.Error); own {
+	if err == nil {
+		return nil
+	}
+	a := requestOf(ctx)
+	if own, ok := err.(*connect.Error); ok {
+		a.class = dsec.ClassOf(wire.FromConnect("", own))
 		return err
 	}
+	a.class = dsec.ClassOf(err)
 	return wire.ConnectError(err)
 }

@@ -332,6 +332,12 @@ func (e *env) remote(role iam.Role, project string) *client.Client {
 	e.t.Helper()
 	_, key, err := e.keys.Create(e.t.Context(), iam.Request{Role: role, Project: project})
 	must(e.t, err)
+	return e.client(key)
+}
+
+// client is one on TCP with a key.
+func (e *env) client(key string) *client.Client {
+	e.t.Helper()
 	c, err := client.New(client.Config{URL: "http://" + e.tcp, Key: key})
 	must(e.t, err)
 	e.t.Cleanup(func() { _ = c.Close() })

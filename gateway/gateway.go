@@ -59,7 +59,7 @@ type Config struct {
 	MaxLive int       // sandboxes of a project; 0: no limit
 	Version string
 	Log     *slog.Logger
-	Access  *slog.Logger // one line for each request; nil: none
+	Access  *slog.Logger // one line for each request, without secrets; nil: none
 }
 
 // Sizes and times that bound what a caller can make the gateway hold.

@@ -45,7 +45,7 @@ func (g *Gateway) handler() http.Handler {
 	m.HandleFunc("GET /readyz", g.readyz)
 	m.Handle("GET /metrics", g.authenticated(g.metrics.handler()))
 	m.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		wire.WriteError(w, dsec.Errorf(dsec.NotFound, "route", r.URL.Path, "no such endpoint"))
+		refuse(w, r, dsec.Errorf(dsec.NotFound, "route", r.URL.Path, "no such endpoint"))
 	})
 	return g.observe(g.hosts(m), m)
 }
@@ -61,7 +61,7 @@ func (g *Gateway) connectOptions(most int) []connect.HandlerOption {
 func rawHandler(fn func(http.ResponseWriter, *http.Request) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := fn(w, r); err != nil {
-			wire.WriteError(w, err)
+			refuse(w, r, err)
 		}
 	})
 }
@@ -71,7 +71,7 @@ func rawHandler(fn func(http.ResponseWriter, *http.Request) error) http.Handler 
 func (g *Gateway) hosts(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodConnect || r.URL.Host != "" || !g.ours(r.Host) {
-			wire.WriteError(w, dsec.Errorf(dsec.PermissionDenied, "route", dsec.Quote(r.Host), "this is no proxy, and no name of this gateway"))
+			refuse(w, r, dsec.Errorf(dsec.PermissionDenied, "route", dsec.Quote(r.Host), "this is no proxy, and no name of this gateway"))
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -95,20 +95,17 @@ func (g *Gateway) observe(next http.Handler, routes *http.ServeMux) http.Handler
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		begun := time.Now()
 		rec := &recorder{ResponseWriter: w, rc: http.NewResponseController(w)}
-		who := new(string)
-		r = r.WithContext(withName(r.Context(), who))
+		a, r := arrived(w, r)
 		_, pattern := routes.Handler(r)
 		defer func() {
 			p := recover()
 			if p != nil && p != http.ErrAbortHandler {
-				g.log.Error("panic", "path", r.URL.Path, "value", p, "stack", string(debug.Stack()))
+				g.log.Error("panic", "request", a.id, "method", method(r, pattern), "value", p, "stack", string(debug.Stack()))
 				p = http.ErrAbortHandler
 			}
-			g.metrics.request(route(pattern, r.URL.Path), rec.status, time.Since(begun))
-			if g.cfg.Access != nil {
-				g.cfg.Access.Info("request", "method", r.Method, "path", r.URL.Path, "status", rec.status, "bytes", rec.bytes,
-					"took", time.Since(begun), "who", *who, "aborted", p != nil)
-			}
+			took := time.Since(begun)
+			g.metrics.request(route(pattern, r.URL.Path), rec.status, took)
+			g.logAccess(a, r, pattern, rec, took, p != nil)
 			if p != nil {
 				panic(p)
 			}
@@ -174,12 +171,12 @@ func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 func (g *Gateway) healthz(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) }
 
 // readyz: a node that takes sandboxes is there.
-func (g *Gateway) readyz(w http.ResponseWriter, _ *http.Request) {
+func (g *Gateway) readyz(w http.ResponseWriter, r *http.Request) {
 	for _, n := range g.cfg.Cluster.Nodes() {
 		if n.Alive && !n.Draining {
 			_, _ = w.Write([]byte("ok\n"))
 			return
 		}
 	}
-	wire.WriteError(w, dsec.Errorf(dsec.Unavailable, "serve", "", "no node takes sandboxes"))
+	refuse(w, r, dsec.Errorf(dsec.Unavailable, "serve", "", "no node takes sandboxes"))
 }

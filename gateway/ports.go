@@ -100,7 +100,7 @@ func (g *Gateway) port(w http.ResponseWriter, r *http.Request) error {
 		},
 		Transport: g.ports, FlushInterval: -1,
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			wire.WriteError(w, wire.FromConnect("reach port "+strconv.Itoa(int(p.port))+" of "+p.sandbox, err))
+			refuse(w, r, wire.FromConnect("reach port "+strconv.Itoa(int(p.port))+" of "+p.sandbox, err))
 		},
 	}
 	proxy.ServeHTTP(w, r)

@@ -59,6 +59,7 @@ type Gateway struct {
 	MaxLive     int    `yaml:"max_live"`      // per project; 0: no limit
 	NATS        string `yaml:"nats"`          // URL of an external cluster; empty: embedded
 	MaxInFlight int    `yaml:"max_in_flight"` // requests at once
+	AccessLog   bool   `yaml:"access_log"`    // a line for each request, to stderr
 }
 
 // Default is every default there is.
@@ -69,7 +70,7 @@ func Default() Config {
 		Run:      "/run/dsec",
 		Node: Node{MaxLive: 4000, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
 			Subnet: "100.96.0.0/14", KeepRecords: 30, RecordBytes: "1GiB"},
-		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192},
+		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}
 }
 

@@ -74,7 +74,7 @@ func openGateway(ctx context.Context, o orders, log *slog.Logger) (*serving, err
 		}},
 		lifecycle.Step{Name: "front", Do: func(context.Context) error {
 			front = gateway.New(gateway.Config{Cluster: nodes, Keys: keys, Local: iam.Local{Group: groupID(s.Config.Gateway.Group)},
-				MaxLive: s.Config.Gateway.MaxLive, Version: version.Version, Log: log, Access: nil})
+				MaxLive: s.Config.Gateway.MaxLive, Version: version.Version, Log: log, Access: accessLog(s, log)})
 			return nil
 		}, Undo: func(context.Context) error { return front.Close() }},
 	)
@@ -89,4 +89,12 @@ func openGateway(ctx context.Context, o orders, log *slog.Logger) (*serving, err
 		err := stack.Close(ctx)
 		return errors.Join(err, fronts.Wait())
 	}}, nil
+}
+
+// accessLog is marked, so that it can be told from what the gateway itself says.
+func accessLog(s *settings, log *slog.Logger) *slog.Logger {
+	if !s.Config.Gateway.AccessLog {
+		return nil
+	}
+	return log.With("log", "access")
 }
