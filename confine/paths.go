@@ -12,15 +12,14 @@ var maskedPaths = []string{
 	"/proc/key-users", "/proc/keys", "/proc/kmsg", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/latency_stats",
 	"/proc/pagetypeinfo", "/proc/sched_debug", "/proc/scsi", "/proc/slabinfo", "/proc/sysrq-trigger", "/proc/timer_list",
 	"/proc/timer_stats", "/proc/vmallocinfo", "/proc/vmcore",
-	"/sys/block", "/sys/dev/block", "/sys/devices/virtual/block", "/sys/devices/virtual/powercap", "/sys/firmware", "/sys/fs",
-	"/sys/kernel/debug", "/sys/kernel/security", "/sys/kernel/slab", "/sys/kernel/tracing", "/sys/module", "/sys/power",
 }
 
 // readOnlyPaths can be read by tools that want to know the machine.
-var readOnlyPaths = []string{"/proc/irq", "/proc/sys", "/sys"}
+var readOnlyPaths = []string{"/proc/irq", "/proc/sys"}
 
 // MaskedPaths are hidden: files by /dev/null, directories by an empty
-// read-only tmpfs. A path that does not exist is no error.
+// read-only one. A path that does not exist is no error. All are below /proc:
+// /sys is not the kernel's in a sandbox.
 func MaskedPaths() []string { return slices.Clone(maskedPaths) }
 
 // ReadOnlyPaths are remounted read-only, before the masks.

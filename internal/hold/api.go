@@ -41,11 +41,20 @@ type SpawnSpec struct {
 	Cgroup string
 	Tasks  []string // v1 "tasks" files of the sandbox's cgroups: PID 1 and every command join them
 
-	NetNS *os.File // network namespace to live in; nil: a new one
-
 	OOMScoreAdj int // of PID 1
 
 	Account Account // where hold reads what commands used
+
+	// What needs no root is made while the caller prepares one: proc, and if Dev
+	// is given Sys, devpts, shm and mqueue, then Sysctls, ReadOnly and Masks. The
+	// files stay the caller's.
+	Dev      *os.File // detached mount of a host-made /dev with directories pts, shm, mqueue and a null device
+	Sys      *os.File // detached mount for /sys; nil: none
+	ShmSize  int64    // bytes; 0: 64 MiB
+	Lo       bool     // bring lo up
+	Sysctls  []Sysctl
+	ReadOnly []string // below /proc, remounted read-only
+	Masks    []string // below /proc: files get the null device, directories an empty read-only one; missing ones are skipped
 }
 
 // Account names the files that are read at the start and the end of a command,
@@ -65,22 +74,15 @@ type Shell struct {
 	PID    int // of PID 1 in hold's pid namespace; for logs and the ledger only
 }
 
-// EnterSpec gives a shell its root. The mounts are made in this order: Root,
-// Dev, proc, sysfs (read-only), devpts, shm, mqueue, Mounts, Sysctls, Masks,
-// ReadOnly. A target inside the root is made if missing; for dev, proc and sys
-// it must not be a symbolic link. Files stay the caller's.
+// EnterSpec gives a shell its root, into which its file systems are moved, and
+// then Mounts. A target inside the root is made if missing; dev, proc and sys
+// must not be symbolic links. Files stay the caller's.
 type EnterSpec struct {
 	ID       string
+	As       string   // id from now on; "" keeps it. Nothing may have it
 	Root     *os.File // detached mount
-	Dev      *os.File // detached mount of a host-made /dev with directories pts, shm, mqueue; nil: /dev stays the root's and gets nothing
 	Hostname string
-	ShmSize  int64 // bytes; 0: 64 MiB
-	Lo       bool  // bring lo up
-
 	Mounts   []Mount
-	Sysctls  []Sysctl
-	Masks    []string // files get /dev/null, directories an empty read-only tmpfs; missing ones are skipped
-	ReadOnly []string // remounted read-only with all below; missing ones are skipped
 }
 
 // Mount is one extra mount of a sandbox.

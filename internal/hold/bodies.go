@@ -24,21 +24,15 @@ type wireName struct{ Name string }
 
 type wireSpawn struct {
 	SpawnSpec
-	HasNet bool
+	HasDev, HasSys bool
 }
 
 type wireShell struct{ PID int }
 
 type wireEnter struct {
-	ID       string
-	HasDev   bool
+	ID, As   string
 	Hostname string
-	ShmSize  int64
-	Lo       bool
 	Mounts   []wireMount
-	Sysctls  []Sysctl
-	Masks    []string
-	ReadOnly []string
 }
 
 type wireMount struct {

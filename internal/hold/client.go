@@ -49,11 +49,14 @@ func (c *Client) Names(ctx context.Context, prefix string) ([]string, error) {
 // Spawn makes a shell. AlreadyExists if the id is known.
 func (c *Client) Spawn(ctx context.Context, s SpawnSpec) (*Shell, error) {
 	var files []*os.File
-	if s.NetNS != nil {
-		files = append(files, s.NetNS)
+	for _, f := range []*os.File{s.Dev, s.Sys} {
+		if f != nil {
+			files = append(files, f)
+		}
 	}
 	id := s.ID
-	w := wireSpawn{SpawnSpec: s, HasNet: s.NetNS != nil}
+	w := wireSpawn{SpawnSpec: s, HasDev: s.Dev != nil, HasSys: s.Sys != nil}
+	w.Dev, w.Sys = nil, nil
 	f, ok, err := c.request(ctx, opSpawn, w, files, func(frame) {
 		_ = c.RemoveSandbox(context.WithoutCancel(ctx), id)
 	})
@@ -73,17 +76,13 @@ func shell(f frame, ok bool) (*Shell, error) {
 }
 
 // Enter gives a shell its root; once per shell. After an error the sandbox can
-// only be removed.
+// only be removed, under either of its ids.
 func (c *Client) Enter(ctx context.Context, s EnterSpec) error {
 	if s.Root == nil {
 		return dsec.Errorf(dsec.Invalid, "enter sandbox", s.ID, "no root is given")
 	}
-	w := wireEnter{ID: s.ID, HasDev: s.Dev != nil, Hostname: s.Hostname, ShmSize: s.ShmSize, Lo: s.Lo, Sysctls: s.Sysctls,
-		Masks: s.Masks, ReadOnly: s.ReadOnly}
+	w := wireEnter{ID: s.ID, As: s.As, Hostname: s.Hostname}
 	files := []*os.File{s.Root}
-	if s.Dev != nil {
-		files = append(files, s.Dev)
-	}
 	for _, m := range s.Mounts {
 		w.Mounts = append(w.Mounts, wireMount{HasSource: m.Source != nil, Target: m.Target, Size: m.Size, Mode: m.Mode, RO: m.RO, Exec: m.Exec})
 		if m.Source != nil {
@@ -91,7 +90,7 @@ func (c *Client) Enter(ctx context.Context, s EnterSpec) error {
 		}
 	}
 	if len(files) > maxFiles-1 {
-		return dsec.Errorf(dsec.Invalid, "enter sandbox", s.ID, "%d mounts, at most %d", len(s.Mounts), maxFiles-3)
+		return dsec.Errorf(dsec.Invalid, "enter sandbox", s.ID, "%d mounts, at most %d", len(s.Mounts), maxFiles-2)
 	}
 	return c.call(ctx, opEnter, w, files, nil)
 }

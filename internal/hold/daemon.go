@@ -295,7 +295,7 @@ func (s *server) shutdown(ctx context.Context) {
 	s.mu.Unlock()
 	for _, sb := range all {
 		if err := s.remove(ctx, sb); err != nil {
-			s.log.Error("shut down", "sandbox", sb.spec.ID, "error", err)
+			s.log.Error("shut down", "sandbox", sb.name(), "error", err)
 		}
 	}
 	_ = s.lis.Close()

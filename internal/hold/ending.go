@@ -95,7 +95,7 @@ func (e *execution) watch() {
 	if input != nil && e.spec.Spec.PTY != nil {
 		go e.closePTY(input)
 	}
-	e.sb.s.emit(wireEvent{Event: Event{Type: ExecExited, Sandbox: e.sb.spec.ID, Exec: e.spec.Spec.ID, Result: r}, Kept: e.keptSmall()})
+	e.sb.s.emit(wireEvent{Event: Event{Type: ExecExited, Sandbox: e.sb.name(), Exec: e.spec.Spec.ID, Result: r}, Kept: e.keptSmall()})
 	close(e.done)
 	_ = e.pidfd.Close()
 	e.sb.s.removeCgroup(e.group)

@@ -14,6 +14,85 @@ import (
 
 const defaultShm = 64 << 20
 
+// prepare has PID 1 make what needs no root.
+func (sb *sandbox) prepare(ctl *packets, m shellMounts) {
+	defer close(sb.prepared)
+	defer closeAll([]*os.File{m.dev, m.sys})
+	ctl.setReadDeadline(time.Now().Add(nativeWait))
+	sb.unready = sb.makeReady(ctl, m)
+	sb.has = [3]bool{m.dev != nil, true, m.sys != nil}
+}
+
+func (sb *sandbox) makeReady(ctl *packets, m shellMounts) error {
+	fs, err := expect(ctl, nil)
+	if err != nil {
+		return err
+	}
+	defer closeAll(fs)
+	if len(fs) == 0 {
+		return errors.New("PID 1 sent no proc")
+	}
+	if m.proc, err = fsmountFrom(fs[0], walled|unix.MOUNT_ATTR_NOEXEC); err != nil {
+		return err
+	}
+	defer func() { _ = m.proc.Close() }()
+	if err := sb.idmap(m); err != nil {
+		return err
+	}
+	p, err := preparePlan(&sb.spec, m)
+	if err != nil {
+		return err
+	}
+	return run(ctl, p)
+}
+
+// idmap makes what is root's on the machine root's inside. Before Linux 6.3 a
+// tmpfs cannot be mapped; it then shows as nobody's.
+func (sb *sandbox) idmap(m shellMounts) error {
+	userns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", sb.pid))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = userns.Close() }()
+	for _, f := range []*os.File{m.dev, m.sys} {
+		if f == nil {
+			continue
+		}
+		if err := linux.IDMap(f, userns); err != nil && !errors.Is(err, unix.EINVAL) {
+			return err
+		}
+	}
+	return nil
+}
+
+// expect reads one answer and makes an error of a bad one; p explains the
+// steps of a plan.
+func expect(ctl *packets, p *plan) ([]*os.File, error) {
+	a, files, err := ctl.answer()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("wait for PID 1: %w", err)
+	case a.ok():
+		return files, nil
+	}
+	closeAll(files)
+	words := a.stepName()
+	if i := int(a.Step) - stepPlan; p != nil && i >= 0 && i < len(p.words) {
+		words = p.words[i]
+	}
+	return nil, fmt.Errorf("%s: %w", words, a.errno())
+}
+
+// run has PID 1 carry out a plan.
+func run(ctl *packets, p *plan) error {
+	if err := ctl.send(p.b, p.files); err != nil {
+		return fmt.Errorf("send plan to PID 1: %w", err)
+	}
+	files, err := expect(ctl, p)
+	closeAll(files)
+	return err
+}
+
 // enter gives PID 1 its root. A failure leaves a sandbox that can only be
 // removed.
 func (s *server) enter(w wireEnter, f *frame) error {
@@ -32,12 +111,21 @@ func (s *server) enter(w wireEnter, f *frame) error {
 		return dsec.Errorf(dsec.IllegalState, "enter sandbox", w.ID, "it has its root already")
 	}
 	defer func() { _ = ctl.Close() }()
-	ctl.setReadDeadline(time.Now().Add(nativeWait))
-	if err := sb.enter(ctl, w, f); err != nil {
-		if e, ok := errors.AsType[*dsec.Error](err); ok {
-			return e
+	if w.As != "" {
+		if err := s.rename(sb, w.As); err != nil {
+			return err
 		}
-		return dsec.E(dsec.Internal, "enter sandbox", w.ID, err)
+	}
+	<-sb.prepared // within nativeWait
+	if err = sb.unready; err == nil {
+		ctl.setReadDeadline(time.Now().Add(nativeWait))
+		err = sb.enter(ctl, w, f)
+	}
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
+		return e
+	}
+	if err != nil {
+		return dsec.E(enterClass(err), "enter sandbox", sb.name(), err)
 	}
 	sb.mu.Lock()
 	sb.entered = true
@@ -45,48 +133,40 @@ func (s *server) enter(w wireEnter, f *frame) error {
 	return nil
 }
 
+// rename gives a shell the id of the sandbox it becomes.
+func (s *server) rename(sb *sandbox, id string) error {
+	if !validID(id) {
+		return dsec.Errorf(dsec.Invalid, "enter sandbox", dsec.Quote(id), "not a valid id")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sandboxes[id] != nil {
+		return dsec.E(dsec.AlreadyExists, "enter sandbox", id, nil)
+	}
+	delete(s.sandboxes, sb.name())
+	s.sandboxes[id] = sb
+	sb.ident.Store(&id)
+	return nil
+}
+
 func (sb *sandbox) enter(ctl *packets, w wireEnter, f *frame) error {
-	a, fs, err := ctl.answer()
-	if err != nil {
-		return fmt.Errorf("wait for PID 1: %w", err)
-	}
-	defer closeAll(fs)
-	if !a.ok() {
-		return fmt.Errorf("%s: %w", a.stepName(), a.errno())
-	}
-	in := planInput{e: w, idCount: sb.spec.Count, shmSize: w.ShmSize}
-	if in.shmSize == 0 {
-		in.shmSize = defaultShm
-	}
-	own, err := in.collect(w, f, fs, sb.pid)
-	defer closeAll(own)
+	root, err := f.take(0)
 	if err != nil {
 		return err
 	}
-	p, err := compilePlan(in)
+	mounts, isDir, err := w.collect(f)
 	if err != nil {
-		return dsec.E(dsec.Invalid, "enter sandbox", sb.spec.ID, err)
+		return err
 	}
-	if err := ctl.send(p.b, p.files); err != nil {
-		return fmt.Errorf("send plan to PID 1: %w", err)
+	p, err := enterPlan(&w, root, mounts, isDir, sb.has)
+	if err != nil {
+		return dsec.E(dsec.Invalid, "enter sandbox", sb.name(), err)
 	}
-	a, more, err := ctl.answer()
-	closeAll(more)
-	switch {
-	case err != nil:
-		return fmt.Errorf("wait for PID 1: %w", err)
-	case a.ok():
-		return nil
-	}
-	words := a.stepName()
-	if i := int(a.Step) - stepPlan; i >= 0 && i < len(p.words) {
-		words = p.words[i]
-	}
-	return dsec.Errorf(planClass(a.errno()), "enter sandbox", sb.spec.ID, "%s: %w", words, a.errno())
+	return run(ctl, p)
 }
 
-// planClass: an image may have a link or a file where a directory must be.
-func planClass(err error) dsec.Class {
+// enterClass: an image may have a link or a file where a directory must be.
+func enterClass(err error) dsec.Class {
 	switch {
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EISDIR):
 		return dsec.Invalid
@@ -96,60 +176,30 @@ func planClass(err error) dsec.Class {
 	return dsec.Internal
 }
 
-// collect puts the descriptors of the request and the mounts we make in their
-// places; own are to be closed.
-func (in *planInput) collect(w wireEnter, f *frame, fs []*os.File, pid int) (own []*os.File, err error) {
+// collect finds the sources of extra mounts, which come after the root, and
+// restricts them.
+func (w *wireEnter) collect(f *frame) (mounts []*os.File, isDir []bool, err error) {
 	i := 0
-	next := func() (*os.File, error) { i++; return f.take(i - 1) }
-	if in.root, err = next(); err != nil {
-		return own, err
-	}
-	if w.HasDev {
-		if in.dev, err = next(); err != nil {
-			return own, err
-		}
-	}
 	for _, m := range w.Mounts {
 		var src *os.File
-		isDir := true
+		dir := true
 		if m.HasSource {
-			if src, err = next(); err != nil {
-				return own, err
+			i++
+			if src, err = f.take(i); err != nil {
+				return nil, nil, err
 			}
 			var st unix.Stat_t
 			if err := unix.Fstat(fdOf(src), &st); err != nil {
-				return own, err
+				return nil, nil, err
 			}
-			isDir = st.Mode&unix.S_IFMT == unix.S_IFDIR
+			dir = st.Mode&unix.S_IFMT == unix.S_IFDIR
 			if err := restrict(src, m); err != nil {
-				return own, err
+				return nil, nil, err
 			}
 		}
-		in.mounts, in.mountIsDir = append(in.mounts, src), append(in.mountIsDir, isDir)
+		mounts, isDir = append(mounts, src), append(isDir, dir)
 	}
-	if len(fs) == 0 {
-		return own, fmt.Errorf("PID 1 sent no proc")
-	}
-	if in.proc, err = fsmountFrom(fs[0], walled|unix.MOUNT_ATTR_NOEXEC); err != nil {
-		return own, err
-	}
-	own = append(own, in.proc)
-	if len(fs) > 1 {
-		in.sys, err = fsmountFrom(fs[1], walled|unix.MOUNT_ATTR_NOEXEC|unix.MOUNT_ATTR_RDONLY)
-	} else {
-		in.sys, err = sysfsOf(pid)
-	}
-	if err != nil {
-		return own, err
-	}
-	own = append(own, in.sys)
-	if len(w.Masks) > 0 {
-		if in.null, err = linux.CloneAt(nil, os.DevNull); err != nil {
-			return own, err
-		}
-		own = append(own, in.null)
-	}
-	return own, nil
+	return mounts, isDir, nil
 }
 
 // restrict sets what a Mount says on the detached mount it came with.
@@ -165,8 +215,8 @@ func restrict(src *os.File, m wireMount) error {
 }
 
 // fsmountFrom mounts what PID 1 configured. It may not do so itself: the kernel
-// wants to see a proc and a sysfs that are as visible in the mount namespace of
-// the caller, and PID 1's holds nothing.
+// wants to see a proc that is as visible in the mount namespace of the caller,
+// and PID 1's holds nothing.
 func fsmountFrom(fs *os.File, attrs int) (*os.File, error) {
 	var fd int
 	err := noEINTR(func() (err error) {
@@ -177,21 +227,4 @@ func fsmountFrom(fs *os.File, attrs int) (*os.File, error) {
 		return nil, os.NewSyscallError("fsmount", err)
 	}
 	return os.NewFile(uintptr(fd), "mount"), nil
-}
-
-// sysfsOf mounts the sysfs of a network namespace that is not PID 1's own.
-func sysfsOf(pid int) (m *os.File, err error) {
-	err = linux.OnThread(func() error {
-		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
-		if err != nil {
-			return err
-		}
-		defer func() { _ = ns.Close() }()
-		if err := linux.JoinNS(ns, unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		m, err = linux.NewFS("sysfs").Mount(walled | unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_RDONLY)
-		return err
-	})
-	return m, err
 }

@@ -35,7 +35,7 @@ func TestRootSwitchHoldsAgainstEveryCapability(t *testing.T) {
 		x, _ := b.spawn(nil)
 		src, err := linux.CloneAt(nil, bin)
 		must(t, err)
-		must(t, b.c.Enter(ctx(t), EnterSpec{ID: x.id, Root: root(t, testBase), Dev: device(t, testBase),
+		must(t, b.c.Enter(ctx(t), EnterSpec{ID: x.id, Root: root(t, testBase),
 			Mounts: []Mount{{Source: src, Target: "/opt/bin/escape", Exec: true, RO: true}}}))
 		must(t, src.Close())
 		s := x.spec("/opt/bin/escape", try)
@@ -47,7 +47,7 @@ func TestRootSwitchHoldsAgainstEveryCapability(t *testing.T) {
 			continue
 		}
 		inside := strings.Contains(out, "/ is [bin dev etc") || strings.Contains(out, "/ is [old]")
-		nothing := strings.Contains(out, "/ is []") && strings.Contains(out, "write: mkdir /escaped: read-only file system") &&
+		nothing := strings.Contains(out, "/ is [dev empty proc sys]") && strings.Contains(out, "write: mkdir /escaped: read-only file system") &&
 			strings.Contains(out, "remount: operation not permitted") && strings.Contains(out, "proc: operation not permitted")
 		if !inside && !nothing {
 			t.Errorf("%s reached something: %s", try, out)
@@ -90,16 +90,20 @@ func TestInitIsOutOfReach(t *testing.T) {
 
 func TestMountsAndMasksAreInPlace(t *testing.T) {
 	b := newBed(t)
-	x, _ := b.spawn(nil)
-	must(t, b.c.Enter(ctx(t), EnterSpec{ID: x.id, Root: root(t, testBase), Dev: device(t, testBase), Hostname: "h", ShmSize: 1 << 20, Lo: true,
-		Mounts:  []Mount{{Target: "/scratch/a", Size: 1 << 20, Mode: 0o750}},
-		Sysctls: []Sysctl{{Path: "net/ipv4/ping_group_range", Value: "0 65535"}},
-		Masks:   []string{"/proc/kcore", "/proc/timer_list", "/proc/nothing", "/sys/firmware", "/proc/acpi", "/sys/kernel"}, ReadOnly: []string{"/proc/sys", "/proc/bus", "/proc/nope"}}))
-	r, out, errs := x.run(x.sh(`cat /proc/sys/net/ipv4/ping_group_range; cat /proc/timer_list | wc -c; ls -A /sys/firmware /sys/kernel | tr '\n' ' '; echo
+	x, _ := b.spawn(func(s *SpawnSpec) {
+		s.ShmSize = 1 << 20
+		s.Sysctls = []Sysctl{{Path: "net/ipv4/ping_group_range", Value: "0 65535"}}
+		s.Masks = []string{"/proc/kcore", "/proc/timer_list", "/proc/nothing", "/proc/acpi", "/proc/tty"}
+		s.ReadOnly = []string{"/proc/sys", "/proc/bus", "/proc/nope"}
+	})
+	must(t, b.c.Enter(ctx(t), EnterSpec{ID: x.id, As: "other", Root: root(t, testBase), Hostname: "h",
+		Mounts: []Mount{{Target: "/scratch/a", Size: 1 << 20, Mode: 0o750}}}))
+	x.id = "other"
+	r, out, errs := x.run(x.sh(`cat /proc/sys/net/ipv4/ping_group_range; cat /proc/timer_list | wc -c; ls -A /proc/tty | tr '\n' ' '; cat /sys/known
 		stat -c '%a %U' /scratch/a; df -k /dev/shm | tail -1 | tr -s ' ' | cut -d' ' -f2
 		echo 1 > /proc/sys/net/ipv4/ip_forward; mkdir /sys/x; touch /dev/shm/x /dev/mqueue/y && echo made
-		cat /sys/class/net/lo/operstate; ls /sys/class/net; ping -c1 -W1 127.0.0.1 >/dev/null && echo pong; umount /proc/timer_list; grep -c ' /proc' /proc/mounts`))
-	want := "0\t65535\n0\n/sys/firmware:  /sys/kernel: \n750 root\n1024\nmade\nunknown\nlo\npong\n"
+		ping -c1 -W1 127.0.0.1 >/dev/null && echo pong; umount /proc/timer_list; grep -c ' /proc' /proc/mounts`))
+	want := "0\t65535\n0\nyes\n750 root\n1024\nmade\npong\n"
 	if r.ExitCode != 0 || !strings.HasPrefix(out, want) || !strings.Contains(errs, "ip_forward: Read-only file system") ||
 		!strings.Contains(errs, "'/sys/x': Read-only file system") || !strings.Contains(errs, "umount") {
 		t.Fatalf("%+v\n%q\n%q\n%s", r, out, want, errs)
@@ -112,7 +116,7 @@ func TestHostileRootIsRefused(t *testing.T) {
 		x, _ := b.spawn(nil)
 		m := root(t, testBase)
 		must(t, os.Symlink("/etc", fmt.Sprintf("/proc/self/fd/%d%s", m.Fd(), target)))
-		err := b.c.Enter(ctx(t), EnterSpec{ID: x.id, Root: m, Dev: device(t, testBase)})
+		err := b.c.Enter(ctx(t), EnterSpec{ID: x.id, Root: m})
 		wantClass(t, err, "invalid", target)
 		must(t, b.c.RemoveSandbox(ctx(t), x.id))
 	}

@@ -61,7 +61,7 @@ func (s *server) exec(w wireExec) (*execution, error) {
 	sb.mu.Lock()
 	if !sb.entered {
 		sb.mu.Unlock()
-		return nil, dsec.Errorf(dsec.IllegalState, "exec", sb.spec.ID, "the sandbox has no root yet")
+		return nil, dsec.Errorf(dsec.IllegalState, "exec", sb.name(), "the sandbox has no root yet")
 	}
 	if old := sb.execs[id]; old != nil {
 		sb.mu.Unlock()
@@ -366,7 +366,7 @@ func (e *execution) spoolFile(s process.Stream) (*os.File, error) {
 func (e *execution) info() wireExecInfo {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	i := wireExecInfo{Sandbox: e.sb.spec.ID, Spec: e.spec.Spec, PID: e.pid, Started: e.begun, Spool: e.spec.Spool, Ended: e.ended, Acked: e.acked, Result: e.res}
+	i := wireExecInfo{Sandbox: e.sb.name(), Spec: e.spec.Spec, PID: e.pid, Started: e.begun, Spool: e.spec.Spool, Ended: e.ended, Acked: e.acked, Result: e.res}
 	if !e.ended {
 		i.Result = ExecResult{Status: process.Running, Started: e.begun}
 	}

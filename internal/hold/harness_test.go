@@ -205,9 +205,9 @@ func applets(t testing.TB) []string {
 }
 
 // device makes a host-made /dev.
-func device(t testing.TB, base int) *os.File {
+func device(t testing.TB) *os.File {
 	t.Helper()
-	m, err := linux.NewFS("tmpfs").String("mode", "0755").String("uid", fmt.Sprint(base)).String("gid", fmt.Sprint(base)).Mount(unix.MOUNT_ATTR_NOSUID)
+	m, err := linux.NewFS("tmpfs").String("mode", "0755").Mount(unix.MOUNT_ATTR_NOSUID)
 	must(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	at := fmt.Sprintf("/proc/self/fd/%d", m.Fd())
@@ -221,6 +221,17 @@ func device(t testing.TB, base int) *os.File {
 	must(t, unix.Mknod(filepath.Join(at, "tty"), unix.S_IFCHR|0o666, int(unix.Mkdev(5, 0))))
 	must(t, os.Chmod(filepath.Join(at, "tty"), 0o666))
 	must(t, os.Symlink("pts/ptmx", filepath.Join(at, "ptmx")))
+	return m
+}
+
+// sysTree makes a detached read-only tmpfs that stands for /sys.
+func sysTree(t testing.TB) *os.File {
+	t.Helper()
+	m, err := linux.NewFS("tmpfs").String("mode", "0755").Mount(walled | unix.MOUNT_ATTR_NOEXEC)
+	must(t, err)
+	t.Cleanup(func() { _ = m.Close() })
+	must(t, os.WriteFile(fmt.Sprintf("/proc/self/fd/%d/known", m.Fd()), []byte("yes\n"), 0o444))
+	must(t, linux.SetMountAttr(m, unix.MOUNT_ATTR_RDONLY))
 	return m
 }
 
@@ -246,7 +257,8 @@ func (b *bed) spawn(change func(*SpawnSpec)) (*box, *Shell) {
 	x.group, x.spool = filepath.Join(b.group, x.id), filepath.Join(b.dir, x.id)
 	must(b.t, os.Mkdir(x.group, 0o755))
 	must(b.t, os.Mkdir(x.spool, 0o700))
-	s := SpawnSpec{ID: x.id, UIDBase: testBase, GIDBase: testBase, Count: testCount, Cgroup: x.group}
+	s := SpawnSpec{ID: x.id, UIDBase: testBase, GIDBase: testBase, Count: testCount, Cgroup: x.group,
+		Dev: device(b.t), Sys: sysTree(b.t), Lo: true}
 	if change != nil {
 		change(&s)
 	}
@@ -258,9 +270,10 @@ func (b *bed) spawn(change func(*SpawnSpec)) (*box, *Shell) {
 
 func (b *bed) box() *box {
 	b.t.Helper()
-	x, _ := b.spawn(nil)
-	must(b.t, b.c.Enter(ctx(b.t), EnterSpec{ID: x.id, Root: root(b.t, testBase), Dev: device(b.t, testBase), Hostname: "box", Lo: true,
-		Masks: []string{"/proc/kcore", "/proc/acpi", "/sys/firmware"}, ReadOnly: []string{"/proc/sys"}}))
+	x, _ := b.spawn(func(s *SpawnSpec) {
+		s.Masks, s.ReadOnly = []string{"/proc/kcore", "/proc/acpi"}, []string{"/proc/sys"}
+	})
+	must(b.t, b.c.Enter(ctx(b.t), EnterSpec{ID: x.id, Root: root(b.t, testBase), Hostname: "box"}))
 	return x
 }
 

@@ -70,10 +70,10 @@ func (e *execution) explain(err error) error {
 		return dsec.E(class, "change to directory", cwd, l.a.errno())
 	case stepFork, stepSetns, stepClone, stepTasks:
 		if e.sb.dying() {
-			return dsec.E(dsec.SandboxGone, "exec", e.sb.spec.ID, l.a.errno())
+			return dsec.E(dsec.SandboxGone, "exec", e.sb.name(), l.a.errno())
 		}
 		if l.a.errno() == unix.EAGAIN {
-			return dsec.Errorf(dsec.ResourceExhausted, "exec", e.sb.spec.ID, "the process limit is reached: %w", l.a.errno())
+			return dsec.Errorf(dsec.ResourceExhausted, "exec", e.sb.name(), "the process limit is reached: %w", l.a.errno())
 		}
 	}
 	return dsec.Errorf(class, "exec", e.spec.Spec.ID, "%s: %w", l.a.stepName(), l.a.errno())
@@ -149,7 +149,7 @@ func (l *launch) follow(report *packets) (c *child, pty *os.File, err error) {
 			if err == nil && errors.Is(rerr, net.ErrClosed) {
 				rerr = &launchError{answer{Step: stepSetns, Errno: int32(unix.ESRCH)}}
 			} else if err == nil {
-				rerr = dsec.E(dsec.Timeout, "exec", l.sb.spec.ID, rerr)
+				rerr = dsec.E(dsec.Timeout, "exec", l.sb.name(), rerr)
 			}
 			_ = killCgroup(l.group)
 			reapStray(l.group)

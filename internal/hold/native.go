@@ -28,7 +28,7 @@ var ErrNotBuilt = errors.New("not embedded in this binary: build with make")
 // steps name what the C program does, in the order of its enum.
 var steps = []string{"", "hide the machine's mounts", "clone", "set oom_score_adj", "join cgroup", "join namespaces", "fork",
 	"read exec image", "open terminal", "set stdio", "set rlimit", "drop capability", "set groups", "set uid",
-	"set no_new_privs", "set seccomp filter", "set capabilities", "chdir", "exec", "make proc", "make sysfs", "mount"}
+	"set no_new_privs", "set seccomp filter", "set capabilities", "chdir", "exec", "make proc", "mount"}
 
 const (
 	stepClone = 2
@@ -38,7 +38,7 @@ const (
 	stepImage = 7
 	stepCwd   = 17
 	stepExec  = 18
-	stepPlan  = 21
+	stepPlan  = 20
 )
 
 // answer is what the C program says: at which step it stands or broke off.
@@ -68,10 +68,9 @@ func (a answer) errno() error {
 }
 
 const (
-	nativeSpawn     = 1
-	nativeExec      = 2
-	nativeJoinNetNS = 1 // spawn
-	nativeMemfd     = 1 // exec
+	nativeSpawn = 1
+	nativeExec  = 2
+	nativeMemfd = 1 // flag of exec
 
 	requestHeader = 16
 	inlineImage   = 60 << 10 // longer exec images travel in a memfd

@@ -27,9 +27,11 @@ const (
 	planWrite
 	planLo
 	planHostname
+	planMove
 
-	planOptional = 1
-	planNoLinks  = 2
+	planOptional  = 1
+	planNoLinks   = 2
+	planDirectory = 4
 
 	maxPlan = 60 << 10
 )
@@ -106,64 +108,83 @@ func (p *plan) fs(kind, at string, attr uint32, options ...string) {
 	p.op(operation{kind: planFS, attr: attr, words: "mount " + kind + " " + at}, at, strings.Join(append([]string{kind}, options...), "\x00"))
 }
 
-// planInput is an EnterSpec with the file systems hold adds to it.
-type planInput struct {
-	e          wireEnter
-	root, dev  *os.File
-	proc, sys  *os.File
-	null       *os.File
-	mounts     []*os.File // of e.Mounts, nil for a tmpfs
-	idCount    uint32
-	ownNet     bool
-	mountIsDir []bool
-	shmSize    int64
-}
+// prepared are the places of what a shell has before it has a root, by the
+// number that planMove takes.
+var prepared = []string{"/dev", "/proc", "/sys"}
 
-func compilePlan(in planInput) (*plan, error) {
+// shellMounts are the file systems a shell is prepared with; nil: none.
+type shellMounts struct{ dev, proc, sys *os.File }
+
+// preparePlan makes what needs no root.
+func preparePlan(s *SpawnSpec, m shellMounts) (*plan, error) {
 	p := &plan{}
-	p.op(operation{kind: planRoot, file: in.root, words: "enter root"})
-	if in.dev != nil {
-		p.dir("/dev", 0o755)
-		p.attach(in.dev, "/dev", planNoLinks)
+	p.attach(m.proc, "/proc", planNoLinks)
+	if m.sys != nil {
+		p.attach(m.sys, "/sys", planNoLinks)
 	}
-	p.dir("/proc", 0o555)
-	p.attach(in.proc, "/proc", planNoLinks)
-	p.dir("/sys", 0o555)
-	p.attach(in.sys, "/sys", planNoLinks)
-	if in.dev != nil {
+	if m.dev != nil {
+		p.attach(m.dev, "/dev", planNoLinks)
 		// The machine has some thousands for all; each sandbox gets its part.
 		pts := []string{"ptmxmode=0666", "mode=0620", "max=" + strconv.Itoa(mostPTYs)}
-		if in.idCount > 5 {
+		if s.Count > 5 {
 			pts = append(pts, "gid=5")
 		}
+		shm := s.ShmSize
+		if shm == 0 {
+			shm = defaultShm
+		}
 		p.fs("devpts", "/dev/pts", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC, pts...)
-		p.fs("tmpfs", "/dev/shm", walled|unix.MOUNT_ATTR_NOEXEC, "mode=1777", fmt.Sprintf("size=%d", in.shmSize))
+		p.fs("tmpfs", "/dev/shm", walled|unix.MOUNT_ATTR_NOEXEC, "mode=1777", fmt.Sprintf("size=%d", shm))
 		p.fs("mqueue", "/dev/mqueue", walled|unix.MOUNT_ATTR_NOEXEC)
 	}
-	if in.e.Hostname != "" {
-		p.op(operation{kind: planHostname, words: "set hostname " + in.e.Hostname}, in.e.Hostname)
-	}
-	if in.e.Lo {
+	if s.Lo {
 		p.op(operation{kind: planLo, words: "bring lo up"})
 	}
-	for i, m := range in.e.Mounts {
-		if err := p.extra(m, in.mounts[i], in.mountIsDir[i]); err != nil {
+	for _, c := range s.Sysctls {
+		p.op(operation{kind: planWrite, words: "set sysctl " + c.Path}, path.Join("/proc/sys", path.Clean("/"+c.Path)), c.Value)
+	}
+	for _, at := range s.ReadOnly {
+		p.op(operation{kind: planReadOnly, flags: planOptional, words: "make read-only " + at}, at)
+	}
+	for _, at := range s.Masks {
+		flags := uint8(planOptional)
+		switch st, err := os.Stat(at); { // this kernel's proc, and so the same as the sandbox's
+		case err != nil:
+			continue
+		case st.IsDir():
+			flags |= planDirectory
+		}
+		p.op(operation{kind: planMask, flags: flags, words: "mask " + at}, at)
+	}
+	return p, p.check()
+}
+
+// enterPlan moves what was prepared into a root.
+func enterPlan(e *wireEnter, root *os.File, mounts []*os.File, isDir []bool, has [3]bool) (*plan, error) {
+	p := &plan{}
+	p.op(operation{kind: planRoot, file: root, words: "enter root"})
+	for i, at := range prepared {
+		if has[i] {
+			p.dir(at, 0o755)
+			p.op(operation{kind: planMove, attr: uint32(i), words: "mount " + at}, at)
+		}
+	}
+	if e.Hostname != "" {
+		p.op(operation{kind: planHostname, words: "set hostname " + e.Hostname}, e.Hostname)
+	}
+	for i, m := range e.Mounts {
+		if err := p.extra(m, mounts[i], isDir[i]); err != nil {
 			return nil, err
 		}
 	}
-	for _, s := range in.e.Sysctls {
-		p.op(operation{kind: planWrite, words: "set sysctl " + s.Path}, path.Join("/proc/sys", path.Clean("/"+s.Path)), s.Value)
-	}
-	for _, m := range in.e.Masks {
-		p.op(operation{kind: planMask, flags: planOptional, file: in.null, words: "mask " + m}, m)
-	}
-	for _, r := range in.e.ReadOnly {
-		p.op(operation{kind: planReadOnly, flags: planOptional, words: "make read-only " + r}, r)
-	}
+	return p, p.check()
+}
+
+func (p *plan) check() error {
 	if len(p.b) > maxPlan || len(p.files) > 32 {
-		return nil, fmt.Errorf("plan of %d bytes and %d descriptors is too long", len(p.b), len(p.files))
+		return fmt.Errorf("plan of %d bytes and %d descriptors is too long", len(p.b), len(p.files))
 	}
-	return p, nil
+	return nil
 }
 
 func (p *plan) extra(m wireMount, source *os.File, isDir bool) error {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -21,11 +22,14 @@ import (
 type sandbox struct {
 	s    *server
 	spec SpawnSpec
-	net  bool // it has a network namespace of its own
 
-	pid   int
-	pidfd *os.File
-	done  chan struct{} // closed when PID 1 is reaped
+	ident    atomic.Pointer[string] // Enter may change it
+	pid      int
+	pidfd    *os.File
+	done     chan struct{} // closed when PID 1 is reaped
+	prepared chan struct{} // closed when what needs no root is made, or unready is set
+	unready  error
+	has      [3]bool // what was prepared, by the index in prepared
 
 	warm *warmFiles // guarded by s.warmth, as is cold
 	cold bool       // it is being removed
@@ -42,6 +46,9 @@ type sandbox struct {
 	leaving map[string]*execution // released, whose cgroup is still being removed
 	helpers map[*helper]struct{}
 }
+
+// name is the sandbox's id.
+func (sb *sandbox) name() string { return *sb.ident.Load() }
 
 func validID(id string) bool {
 	if id == "" || len(id) > 64 || id[0] == '.' {
@@ -71,7 +78,7 @@ func (sb *sandbox) namespaces() ([]*os.File, error) {
 	}
 	files, err := openNamespaces(sb.pid)
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, "open namespaces", sb.spec.ID, err)
+		return nil, dsec.E(dsec.Internal, "open namespaces", sb.name(), err)
 	}
 	return files, nil
 }
@@ -80,7 +87,7 @@ func (sb *sandbox) alive(what string) error {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
 	if sb.ended || sb.asked {
-		return dsec.Errorf(dsec.SandboxGone, what, sb.spec.ID, "its PID 1 has ended")
+		return dsec.Errorf(dsec.SandboxGone, what, sb.name(), "its PID 1 has ended")
 	}
 	return nil
 }
@@ -90,7 +97,7 @@ func (sb *sandbox) alive(what string) error {
 func (sb *sandbox) watch() {
 	e, err := awaitEnd(sb.pidfd)
 	if err != nil {
-		sb.s.log.Error("wait for sandbox", "sandbox", sb.spec.ID, "error", err)
+		sb.s.log.Error("wait for sandbox", "sandbox", sb.name(), "error", err)
 	}
 	sb.mu.Lock()
 	sb.ended, sb.signal = true, e.signal
@@ -102,13 +109,13 @@ func (sb *sandbox) watch() {
 	for h := range sb.helpers {
 		helpers = append(helpers, h)
 	}
-	ev := wireEvent{Event: Event{Type: SandboxExited, Sandbox: sb.spec.ID, Signal: sb.signal, Asked: sb.asked}}
+	ev := wireEvent{Event: Event{Type: SandboxExited, Sandbox: sb.name(), Signal: sb.signal, Asked: sb.asked}}
 	sb.mu.Unlock()
 	for _, h := range helpers {
 		h.kill()
 	}
 	if !ev.Asked {
-		sb.s.log.Info("sandbox ended", "sandbox", sb.spec.ID, "signal", e.signal)
+		sb.s.log.Info("sandbox ended", "sandbox", sb.name(), "signal", e.signal)
 	}
 	sb.s.emit(ev)
 	close(sb.done)
@@ -135,7 +142,7 @@ func (sb *sandbox) signalInit(sig int) error {
 		return err
 	}
 	if err := signalPidfd(sb.pidfd, syscall.Signal(sig)); err != nil {
-		return dsec.E(dsec.SandboxGone, "signal sandbox", sb.spec.ID, err)
+		return dsec.E(dsec.SandboxGone, "signal sandbox", sb.name(), err)
 	}
 	return nil
 }
@@ -151,7 +158,7 @@ func (sb *sandbox) kill(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(nativeWait):
-		return dsec.Errorf(dsec.Timeout, "kill sandbox", sb.spec.ID, "PID 1 (%d) did not end; is it frozen?", sb.pid)
+		return dsec.Errorf(dsec.Timeout, "kill sandbox", sb.name(), "PID 1 (%d) did not end; is it frozen?", sb.pid)
 	}
 	for _, e := range sb.list() {
 		select {
@@ -193,8 +200,8 @@ func (s *server) remove(ctx context.Context, sb *sandbox) error {
 	s.removeLingering(sb.spec.Cgroup + "/")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sandboxes[sb.spec.ID] == sb {
-		delete(s.sandboxes, sb.spec.ID)
+	if s.sandboxes[sb.name()] == sb {
+		delete(s.sandboxes, sb.name())
 		_ = sb.pidfd.Close()
 	}
 	return nil
@@ -217,7 +224,7 @@ func (sb *sandbox) openIn(path string) (*os.File, error) {
 	}
 	root, err := os.OpenFile(fmt.Sprintf("/proc/%d/root", sb.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, dsec.E(dsec.SandboxGone, "open in sandbox", sb.spec.ID, err)
+		return nil, dsec.E(dsec.SandboxGone, "open in sandbox", sb.name(), err)
 	}
 	defer func() { _ = root.Close() }()
 	how := &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY,
@@ -252,7 +259,7 @@ func (sb *sandbox) pending() []Event {
 		}
 	}
 	if sb.ended && !sb.acked {
-		list = append(list, Event{Type: SandboxExited, Sandbox: sb.spec.ID, Signal: sb.signal, Asked: sb.asked})
+		list = append(list, Event{Type: SandboxExited, Sandbox: sb.name(), Signal: sb.signal, Asked: sb.asked})
 	}
 	return list
 }
@@ -283,7 +290,7 @@ func (s *server) list() []wireSandboxInfo {
 	list := []wireSandboxInfo{}
 	for _, sb := range all {
 		sb.mu.Lock()
-		w := wireSandboxInfo{SandboxInfo: SandboxInfo{ID: sb.spec.ID, PID: sb.pid, Cgroup: sb.spec.Cgroup, Entered: sb.entered,
+		w := wireSandboxInfo{SandboxInfo: SandboxInfo{ID: sb.name(), PID: sb.pid, Cgroup: sb.spec.Cgroup, Entered: sb.entered,
 			Held: sb.held, Ended: sb.ended, Asked: sb.asked, Signal: sb.signal, Acked: sb.acked}}
 		execs := make([]*execution, 0, len(sb.execs))
 		for _, e := range sb.execs {

@@ -248,6 +248,9 @@ func (f *frame) take(i int) (*os.File, error) {
 	return f.files[i], nil
 }
 
+// keep takes all descriptors of a request from its frame.
+func (f *frame) keep() { f.files = nil }
+
 func (c *session) dispatch(f *frame) (any, []*os.File, error) {
 	switch f.op {
 	case opPut, opGet, opDrop, opNames:

@@ -33,7 +33,8 @@ func (s *server) spawn(ctx context.Context, w wireSpawn, f *frame) (any, []*os.F
 	if !validID(w.ID) || w.Count == 0 || w.UIDBase == 0 || w.GIDBase == 0 || w.Cgroup == "" {
 		return nil, nil, dsec.Errorf(dsec.Invalid, "spawn sandbox", dsec.Quote(w.ID), "needs a valid id, a uid and gid range and a cgroup")
 	}
-	sb := &sandbox{s: s, spec: w.SpawnSpec, net: !w.HasNet, done: make(chan struct{}), execs: map[string]*execution{}, leaving: map[string]*execution{}, helpers: map[*helper]struct{}{}}
+	sb := &sandbox{s: s, spec: w.SpawnSpec, done: make(chan struct{}), prepared: make(chan struct{}), execs: map[string]*execution{}, leaving: map[string]*execution{}, helpers: map[*helper]struct{}{}}
+	sb.ident.Store(&w.ID)
 	s.mu.Lock()
 	if s.sandboxes[w.ID] != nil {
 		s.mu.Unlock()
@@ -41,7 +42,7 @@ func (s *server) spawn(ctx context.Context, w wireSpawn, f *frame) (any, []*os.F
 	}
 	s.sandboxes[w.ID] = sb
 	s.mu.Unlock()
-	files, err := sb.spawn(ctx, f)
+	files, err := sb.spawn(ctx, &w, f)
 	if err != nil {
 		s.mu.Lock()
 		delete(s.sandboxes, w.ID)
@@ -67,7 +68,7 @@ func openTasks(paths []string) ([]*os.File, error) {
 	return files, nil
 }
 
-func (sb *sandbox) spawn(ctx context.Context, f *frame) (out []*os.File, err error) {
+func (sb *sandbox) spawn(ctx context.Context, w *wireSpawn, f *frame) (out []*os.File, err error) {
 	group, err := openPlain(sb.spec.Cgroup, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
@@ -88,18 +89,14 @@ func (sb *sandbox) spawn(ctx context.Context, f *frame) (out []*os.File, err err
 		return nil, err
 	}
 	defer func() { _ = theirs.Close() }()
-	files := []*os.File{group, theirs}
-	var flags uint32
-	if !sb.net {
-		ns, err := f.take(0)
-		if err != nil {
-			return nil, err
-		}
-		files, flags = append(files, ns), nativeJoinNetNS
+	mounts, err := w.mounts(f)
+	if err != nil {
+		return nil, err
 	}
+	files := []*os.File{group, theirs}
 	var pidfd *os.File
 	err = sb.s.withForker(ctx, func(k *forker) error {
-		a, fd, err := k.call(request(nativeSpawn, flags, sb.spec.UIDBase, 0), files)
+		a, fd, err := k.call(request(nativeSpawn, 0, sb.spec.UIDBase, 0), files)
 		if err != nil {
 			return err
 		}
@@ -120,7 +117,24 @@ func (sb *sandbox) spawn(ctx context.Context, f *frame) (out []*os.File, err err
 		reapPID(sb.pid)
 		return nil, err
 	}
+	f.keep() // prepare closes them
+	go sb.prepare(ctl, mounts)
 	return out, nil
+}
+
+// mounts finds the descriptors of a request.
+func (w *wireSpawn) mounts(f *frame) (m shellMounts, err error) {
+	i := 0
+	if w.HasDev {
+		if m.dev, err = f.take(i); err != nil {
+			return m, err
+		}
+		i++
+	}
+	if w.HasSys {
+		m.sys, err = f.take(i)
+	}
+	return m, err
 }
 
 // born gives a new PID 1 its ids and opens its namespaces.
@@ -145,11 +159,7 @@ func (sb *sandbox) born(pidfd *os.File, ctl *packets, tasks []*os.File) ([]*os.F
 			return nil, err
 		}
 	}
-	own := byte(0)
-	if sb.net {
-		own = 1
-	}
-	if err := ctl.send([]byte{own, 0, 0, 0}, tasks); err != nil {
+	if err := ctl.send([]byte{0}, tasks); err != nil {
 		_ = pidfd.Close()
 		return nil, err
 	}

@@ -57,7 +57,7 @@ func (r *Runtime) lose(id dsec.SandboxID, err error) {
 func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[string]hold.SandboxInfo) error {
 	rec, err := readRecord(r.dir(id), id)
 	if errors.Is(err, os.ErrNotExist) { // killed before the first step was done
-		return r.removeState(id, nil)
+		return r.removeState(id)
 	}
 	if errors.Is(err, dsec.Corrupt.Err()) {
 		// Killed in its first step, or the machine lost power, and then its disk is garbage too.
@@ -76,7 +76,7 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[stri
 	switch {
 	case rec.Stopped:
 		sb.phase = stopped
-		return r.groups.Remove(ctx, string(id)) // of a stop that was killed half-way, or of its file service
+		return r.groups.Remove(ctx, rec.group()) // of a stop that was killed half-way, or of its file service
 	case isHeld && info.Entered && r.complete(rec, info):
 		return r.adoptRunning(ctx, sb, info)
 	case !isHeld && rec.Begun.Before(r.hold.Info().Started):
@@ -106,7 +106,7 @@ func (r *Runtime) complete(rec *record, info hold.SandboxInfo) bool {
 
 func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.SandboxInfo) error {
 	id := string(sb.id)
-	g, err := r.groups.Group(id)
+	g, err := r.groups.Group(sb.rec.group())
 	if err != nil && !info.Ended { // a stop that was killed half-way has removed it
 		return err
 	}
@@ -162,7 +162,7 @@ func (r *Runtime) adoptKilled(ctx context.Context, sb *sandbox, info hold.Sandbo
 func (r *Runtime) undoStart(ctx context.Context, sb *sandbox) error {
 	r.log.Info("undo a half-made start", "sandbox", sb.id)
 	id := string(sb.id)
-	if err := errors.Join(r.hold.RemoveSandbox(ctx, id), r.groups.Remove(ctx, id)); err != nil {
+	if err := errors.Join(r.hold.RemoveSandbox(ctx, id), r.groups.Remove(ctx, sb.rec.group())); err != nil {
 		return err
 	}
 	rec := *sb.rec
@@ -192,8 +192,9 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 			errs = append(errs, r.hold.RemoveSandbox(ctx, name))
 		}
 	}
+	mine := r.groupNames()
 	for _, name := range groups {
-		if !r.isOurs(name) || strings.HasSuffix(name, diskSuffix) {
+		if !mine[name] {
 			errs = append(errs, r.groups.Remove(ctx, name))
 		}
 	}
@@ -206,6 +207,19 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 		return dsec.E(dsec.Internal, "remove strays of sandboxes", r.cfg.Dir, fmt.Errorf("%w", err))
 	}
 	return nil
+}
+
+// groupNames are the control groups of all sandboxes there are.
+func (r *Runtime) groupNames() map[string]bool {
+	names := map[string]bool{}
+	for _, sb := range r.all() {
+		if rec := sb.record(); rec != nil {
+			names[rec.group()] = true
+		} else {
+			names[string(sb.id)] = true
+		}
+	}
+	return names
 }
 
 func (r *Runtime) isOurs(name string) bool {

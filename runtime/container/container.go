@@ -10,7 +10,6 @@ import (
 	goruntime "runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
@@ -29,6 +28,7 @@ type Config struct {
 	UIDRanges  int               // 0: as many as there are uids
 	HostMounts []string          // roots below which host directories may be shown; none: no host mounts
 	Parallel   int               // creations at a time; 0: 4 for each CPU
+	Shells     int               // sandboxes without a root that are kept ready, each about 0.7 MiB; 0: none
 	Hold       *hold.Client      // the process that outlives us
 	Cgroups    *cgroup.Root      //
 	Disks      diskpool.Pool     // opened with the Keeper of Mounts
@@ -51,10 +51,13 @@ type Runtime struct {
 	uids   *ranges
 	slots  chan struct{} // one for each creation under way
 	dev    *os.File      // the /dev that sandboxes clone
+	sys    *os.File      // and the /sys
+	shells *shells
 
-	plainDev atomic.Bool // the kernel cannot idmap a tmpfs
 	programs map[confine.Profile][]byte
 	rlimits  []hold.Rlimit
+	masks    []string
+	readOnly []string
 
 	exits chan runtime.Exit
 	stop  context.CancelCauseFunc
@@ -100,7 +103,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 	}
 	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, mounts: c.Mounts, log: c.Log,
 		uids: newRanges(c.UIDBase, c.UIDRanges), slots: make(chan struct{}, c.Parallel),
-		programs: map[confine.Profile][]byte{}, rlimits: ownRlimits(), exits: make(chan runtime.Exit),
+		programs: map[confine.Profile][]byte{}, rlimits: ownRlimits(), masks: confine.MaskedPaths(), readOnly: confine.ReadOnlyPaths(), exits: make(chan runtime.Exit),
 		sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
 	for _, p := range []confine.Profile{confine.Build, confine.Debug} {
 		program, err := confine.Program(p, confine.Arch(goruntime.GOARCH))
@@ -109,18 +112,22 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 		}
 		r.programs[p] = program
 	}
-	dev, err := c.Mounts.Shared(ctx, devName, makeDev)
-	if err != nil {
+	r.shells = newShells(r, c.Shells)
+	var err error
+	if r.dev, err = c.Mounts.Shared(ctx, devName, makeDev); err != nil {
 		return nil, err
 	}
-	r.dev = dev
-	if err := r.adopt(ctx); err != nil {
-		dev.Close()
+	if r.sys, err = c.Mounts.Shared(ctx, sysName, makeSys); err != nil {
+		r.dev.Close()
 		return nil, err
+	}
+	if err := r.adopt(ctx); err != nil {
+		return nil, errors.Join(err, r.dev.Close(), r.sys.Close())
 	}
 	r.life, r.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	r.tasks.Go(r.watchHold)
 	r.tasks.Go(r.sendExits)
+	r.tasks.Go(r.shells.fill)
 	return r, nil
 }
 
@@ -132,7 +139,7 @@ func (r *Runtime) Close() error {
 		sb.closeServices()
 		sb.closeRoot()
 	}
-	return r.dev.Close()
+	return errors.Join(r.dev.Close(), r.sys.Close())
 }
 
 func (r *Runtime) all() []*sandbox {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
@@ -25,14 +26,14 @@ type build struct {
 	rec   *record
 	dir   *os.File // on the disk pool
 	root  *os.File
-	dev   *os.File
+	ready *shell // made ahead; nil: shell is made on the way
 	shell *hold.Shell
 	lease netpolicy.Lease
 	lives bool // the root is kept by the sandbox
 }
 
 func (b *build) close() {
-	files := []*os.File{b.dir, b.dev}
+	files := []*os.File{b.dir}
 	if !b.lives {
 		files = append(files, b.root)
 	}
@@ -70,12 +71,15 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 		r.forget(sb)
 		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(req.ID), context.Cause(ctx))
 	}
-	b := &build{r: r, sb: sb, rec: &record{Request: req, Begun: time.Now().UTC(), Starts: 1}}
+	b := &build{r: r, sb: sb, rec: &record{Request: req, Begun: time.Now().UTC(), Starts: 1}, ready: r.shells.take(req.Spec.Limits)}
 	defer b.close()
 	sb.beginMaking()
 	steps := append([]lifecycle.Step{b.state(), b.disk()}, b.begin()...)
 	took, err := lifecycle.Run(ctx, "container.create", steps...)
 	if err != nil {
+		if b.ready != nil {
+			r.discard(ctx, b.ready)
+		}
 		r.forget(sb)
 		return took, r.wrap(op, req.ID, err)
 	}
@@ -151,39 +155,59 @@ func (r *Runtime) wrap(op string, id dsec.SandboxID, err error) error {
 }
 
 // state takes a uid range and writes down what was asked for, before anything
-// else exists.
+// else exists but a shell that nobody needs to remember.
 func (b *build) state() lifecycle.Step {
-	return lifecycle.Step{Name: "state", Do: func(context.Context) error {
-		uid, err := b.r.uids.take(b.sb.id)
-		if err != nil {
+	return lifecycle.Step{Name: "state", Do: func(context.Context) (err error) {
+		if b.rec.UID, err = b.takeUIDs(); err != nil {
 			return err
 		}
-		b.rec.UID = uid
 		dir := b.r.dir(b.sb.id)
 		if err = os.Mkdir(dir, 0o700); err == nil {
 			err = writeNewRecord(dir, b.rec)
 		}
 		if err != nil {
-			b.r.uids.give(uid, b.sb.id)
-			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), errors.Join(err, os.RemoveAll(dir)))
+			err = errors.Join(err, os.RemoveAll(dir))
+			b.giveUIDs()
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
 		}
 		b.sb.mu.Lock()
 		b.sb.rec = b.rec
 		b.sb.mu.Unlock()
 		return nil
-	}, Undo: func(context.Context) error { return b.r.removeState(b.sb.id, b.rec) }}
+	}, Undo: func(context.Context) error {
+		if err := b.r.removeState(b.sb.id); err != nil {
+			return err
+		}
+		b.giveUIDs()
+		return nil
+	}}
 }
 
-func (r *Runtime) removeState(id dsec.SandboxID, rec *record) error {
+func (b *build) takeUIDs() (uint32, error) {
+	if b.ready == nil {
+		return b.r.uids.take(b.sb.id)
+	}
+	b.rec.Shell = b.ready.name
+	b.r.uids.pass(b.ready.uid, dsec.SandboxID(b.ready.name), b.sb.id)
+	return b.ready.uid, nil
+}
+
+// giveUIDs undoes takeUIDs. The uids of a shell are its own as long as it lives.
+func (b *build) giveUIDs() {
+	if b.ready == nil {
+		b.r.uids.give(b.rec.UID, b.sb.id)
+		return
+	}
+	b.r.uids.pass(b.ready.uid, b.sb.id, dsec.SandboxID(b.ready.name))
+}
+
+func (r *Runtime) removeState(id dsec.SandboxID) error {
 	dir := r.dir(id)
 	// Two calls instead of a walk, where nothing else is in it.
 	if err := errors.Join(os.Remove(filepath.Join(dir, stateFile)), os.Remove(dir)); err != nil {
 		if err := os.RemoveAll(dir); err != nil {
 			return dsec.E(dsec.Internal, "remove state of sandbox", string(id), err)
 		}
-	}
-	if rec != nil {
-		r.uids.give(rec.UID, id)
 	}
 	return nil
 }
@@ -215,27 +239,27 @@ func (b *build) begin() []lifecycle.Step {
 			b.sb.mu.Lock()
 			b.sb.group = nil
 			b.sb.mu.Unlock()
-			return b.r.groups.Remove(ctx, id)
+			return b.r.groups.Remove(ctx, b.rec.group())
 		}},
 		{Name: "layers", Do: func(ctx context.Context) error {
 			return b.r.mounts.Use(ctx, id, b.rec.Request.Layers.Layers)
 		}, Undo: func(context.Context) error { b.r.mounts.Unuse(id); return nil }},
-		{Name: "spawn", Do: b.spawn, Undo: func(ctx context.Context) error { return b.r.hold.RemoveSandbox(ctx, id) }},
+		{Name: "spawn", Do: b.spawn, Undo: func(ctx context.Context) error {
+			return errors.Join(b.r.hold.RemoveSandbox(ctx, id), b.r.hold.RemoveSandbox(ctx, b.rec.group()))
+		}},
 		{Name: "network", Do: b.network}, // ends with the namespace
 		{Name: "root", Do: b.stack},
 		{Name: "setup", Do: b.setup},
-		{Name: "dev", Do: func(context.Context) (err error) {
-			b.dev, err = b.r.cloneDev(b.shell.UserNS)
-			return err
-		}},
 		{Name: "enter", Do: b.enter, Undo: func(context.Context) error { b.sb.closeRoot(); return nil }},
 		{Name: "main", Do: b.main},
 	}
 }
 
-func (b *build) cgroup(context.Context) error {
-	g, err := b.r.groups.Create(string(b.sb.id), groupLimits(b.rec.Request.Spec.Limits))
-	if err != nil {
+func (b *build) cgroup(context.Context) (err error) {
+	var g *cgroup.Group
+	if b.ready != nil {
+		g = b.ready.group
+	} else if g, err = b.r.groups.Create(b.rec.group(), groupLimits(b.rec.Request.Spec.Limits)); err != nil {
 		return err
 	}
 	b.sb.mu.Lock()
@@ -245,10 +269,14 @@ func (b *build) cgroup(context.Context) error {
 }
 
 func (b *build) spawn(ctx context.Context) (err error) {
+	if b.ready != nil {
+		b.shell = b.ready.ns
+		return nil
+	}
 	b.sb.mu.Lock()
 	g := b.sb.group
 	b.sb.mu.Unlock()
-	b.shell, err = b.r.hold.Spawn(ctx, spawnSpec(string(b.sb.id), g, b.rec.UID))
+	b.shell, err = b.r.spawn(ctx, b.rec.group(), g, b.rec.UID, b.rec.Request.Spec.Limits.Memory)
 	return err
 }
 

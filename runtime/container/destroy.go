@@ -61,16 +61,26 @@ func (sb *sandbox) announceRemoval() (undo func()) {
 // nothing else is left, and only then the uid range is free.
 func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 	id := string(sb.id)
+	rec, group := sb.record(), id
+	if rec != nil {
+		group = rec.group()
+	}
 	errs := []error{r.closeDiskShell(ctx, sb), r.hold.RemoveSandbox(ctx, id)}
+	if group != id { // a creation that was killed before Enter
+		errs = append(errs, r.hold.RemoveSandbox(ctx, group))
+	}
 	sb.closeRoot()
-	errs = append(errs, r.groups.Remove(ctx, id))
+	errs = append(errs, r.groups.Remove(ctx, group))
 	r.mounts.Unuse(id)
 	errs = append(errs, r.disks.Remove(ctx, id))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := r.removeState(sb.id, sb.record()); err != nil {
+	if err := r.removeState(sb.id); err != nil {
 		return err
+	}
+	if rec != nil {
+		r.uids.give(rec.UID, sb.id)
 	}
 	r.forget(sb)
 	return nil
@@ -135,12 +145,12 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	if err != nil {
 		r.log.Warn("sample a sandbox at its end", "sandbox", id, "err", err)
 	}
-	if err := r.groups.Remove(ctx, id); err != nil {
+	rec := *sb.record()
+	if err := r.groups.Remove(ctx, rec.group()); err != nil {
 		return err
 	}
 	r.mounts.Unuse(id)
-	rec := *sb.record()
-	rec.Stopped, rec.Last = true, &last
+	rec.Stopped, rec.Shell, rec.Last = true, "", &last
 	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
 		return dsec.E(dsec.Internal, "write state of sandbox", id, err)
 	}

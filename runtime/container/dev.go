@@ -1,7 +1,6 @@
 package container
 
 import (
-	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -55,17 +54,4 @@ func makeDev() (m *os.File, err error) {
 		}
 	}
 	return m, linux.SetMountAttr(m, unix.MOUNT_ATTR_RDONLY)
-}
-
-// cloneDev returns a sandbox's own clone. Before Linux 6.3 a tmpfs cannot be
-// idmapped; the nodes then show as nobody's, which their modes make harmless.
-func (r *Runtime) cloneDev(userns *os.File) (*os.File, error) {
-	if !r.plainDev.Load() {
-		c, err := r.mounts.Plan().Clone(r.dev, userns)
-		if !errors.Is(err, unix.EINVAL) {
-			return c, err
-		}
-		r.plainDev.Store(true)
-	}
-	return r.mounts.Plan().Clone(r.dev, nil)
 }

@@ -66,8 +66,9 @@ func (r *Runtime) on(e hold.Event) {
 	ctx, cancel := context.WithTimeout(r.life, lifecycle.UndoLimit)
 	defer cancel()
 	sb, err := r.find("follow sandbox", dsec.SandboxID(e.Sandbox))
-	if err != nil {
-		return // being removed, with all that is known of it
+	if err != nil { // being removed, with all that is known of it; or a shell
+		r.shells.lost(ctx, e.Sandbox)
+		return
 	}
 	switch {
 	case e.Type == hold.SandboxExited && !e.Asked:

@@ -18,10 +18,11 @@ import (
 	"github.com/opendsec/dsec/runtime"
 )
 
-// everyPlan runs a test under both mount plans.
+// everyPlan runs a test under both mount plans, and with shells made ahead.
 func everyPlan(t *testing.T, f func(t *testing.T, w *world)) {
 	t.Run("detached", func(t *testing.T) { f(t, newWorld(t)) })
 	t.Run("attached", func(t *testing.T) { f(t, newWorld(t, attachedPlan)) })
+	t.Run("shells", func(t *testing.T) { f(t, newWorld(t, readyShells)) })
 }
 
 func TestCreateExecDestroy(t *testing.T) {
@@ -29,7 +30,7 @@ func TestCreateExecDestroy(t *testing.T) {
 		req := request(t)
 		steps, err := w.r.Create(t.Context(), req)
 		must(t, err)
-		if len(steps) != 11 {
+		if len(steps) != 10 {
 			t.Errorf("steps %v", steps)
 		}
 		o := w.run(t, req.ID, process.Spec{Argv: []string{"echo", "hello"}})

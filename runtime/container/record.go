@@ -24,11 +24,20 @@ const stateFile = "state"
 // record is what survives this process.
 type record struct {
 	Request runtime.Request `json:"request"`
-	UID     uint32          `json:"uid"`    // first uid and gid on the machine
-	Begun   time.Time       `json:"begun"`  // of the last creation or start
-	Starts  int             `json:"starts"` // 1 after creation
+	UID     uint32          `json:"uid"`             // first uid and gid on the machine
+	Shell   string          `json:"shell,omitempty"` // whose group it lives in, and its id in the hold until Enter; none: its own
+	Begun   time.Time       `json:"begun"`           // of the last creation or start
+	Starts  int             `json:"starts"`          // 1 after creation
 	Stopped bool            `json:"stopped"`
 	Last    *runtime.Stats  `json:"last,omitempty"` // when it stopped
+}
+
+// group is the name of the control group.
+func (r *record) group() string {
+	if r.Shell != "" {
+		return r.Shell
+	}
+	return string(r.Request.ID)
 }
 
 // errVersion: another version of dsec wrote it, which is no reason to remove it.

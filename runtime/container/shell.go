@@ -64,9 +64,11 @@ func (b *build) enter(ctx context.Context) error {
 			m.Source.Close()
 		}
 	}()
-	err = b.r.hold.Enter(ctx, hold.EnterSpec{ID: string(b.sb.id), Root: b.root, Dev: b.dev, Hostname: hostname(b.sb.id, spec),
-		ShmSize: max(shmMin, spec.Limits.Memory/2), Lo: true, Mounts: mounts, Sysctls: sysctls,
-		Masks: confine.MaskedPaths(), ReadOnly: confine.ReadOnlyPaths()})
+	e := hold.EnterSpec{ID: b.rec.group(), Root: b.root, Hostname: hostname(b.sb.id, spec), Mounts: mounts}
+	if b.rec.Shell != "" {
+		e.As = string(b.sb.id)
+	}
+	err = b.r.hold.Enter(ctx, e)
 	if err != nil {
 		return err
 	}

@@ -54,6 +54,15 @@ func (r *ranges) adopt(first uint32, id dsec.SandboxID) error {
 	return nil
 }
 
+// pass gives a range to another owner.
+func (r *ranges) pass(first uint32, from, to dsec.SandboxID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.used[first] == from {
+		r.used[first] = to
+	}
+}
+
 func (r *ranges) give(first uint32, id dsec.SandboxID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

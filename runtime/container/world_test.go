@@ -44,6 +44,7 @@ type world struct {
 	r       *Runtime
 	plan    string
 	uidBase uint32
+	shells  int
 }
 
 var worldsMade struct {
@@ -73,6 +74,31 @@ func newWorld(t testing.TB, options ...func(*world)) *world {
 // attachedPlan forces the mount plan of older kernels.
 func attachedPlan(w *world) { w.plan = "attached" }
 
+// readyShells has sandboxes made from shells that were made ahead.
+func readyShells(w *world) { w.shells = 2 }
+
+// ready waits until there are as many as there should be.
+func (w *world) ready(t testing.TB) {
+	t.Helper()
+	eventually(t, "shells are ready", func() bool {
+		w.r.shells.mu.Lock()
+		defer w.r.shells.mu.Unlock()
+		return len(w.r.shells.ready) == w.shells
+	})
+}
+
+// rest removes the shells that are ready and calls f.
+func (w *world) rest(t testing.TB, f func()) {
+	t.Helper()
+	if w.shells == 0 {
+		f()
+		return
+	}
+	must(t, w.r.Close())
+	defer w.openRuntime(t)
+	f()
+}
+
 func (w *world) open(t testing.TB) {
 	t.Helper()
 	ctx := context.Background()
@@ -97,7 +123,7 @@ func (w *world) open(t testing.TB) {
 }
 
 func (w *world) config() Config {
-	return Config{Dir: filepath.Join(w.dir, "sandboxes"), UIDBase: w.uidBase, UIDRanges: 1000, Hold: w.hold, Cgroups: w.groups,
+	return Config{Dir: filepath.Join(w.dir, "sandboxes"), UIDBase: w.uidBase, UIDRanges: 1000, Shells: w.shells, Hold: w.hold, Cgroups: w.groups,
 		Disks: w.disks, Mounts: w.mounts, Log: slog.New(slog.DiscardHandler)}
 }
 
@@ -158,6 +184,11 @@ func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
 
 // wantNothing checks that no trace of any sandbox is left.
 func (w *world) wantNothing(t testing.TB) {
+	t.Helper()
+	w.rest(t, func() { w.nothingLeft(t) })
+}
+
+func (w *world) nothingLeft(t testing.TB) {
 	t.Helper()
 	ctx := context.Background()
 	if names, err := w.groups.List(); err != nil || len(names) > 0 {

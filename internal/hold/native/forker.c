@@ -17,13 +17,12 @@ enum { MAXFD = 40, MAXMSG = 65536 };
 /* Steps that errors name; the order is known to native.go. */
 enum {
 	S_NONE, S_SETUP, S_CLONE, S_OOM, S_TASKS, S_SETNS, S_FORK, S_IMAGE, S_PTY, S_STDIO, S_RLIMIT,
-	S_BOUNDING, S_GROUPS, S_UID, S_NNP, S_SECCOMP, S_CAPS, S_CWD, S_EXEC, S_FSPROC, S_FSSYS, S_PLAN
+	S_BOUNDING, S_GROUPS, S_UID, S_NNP, S_SECCOMP, S_CAPS, S_CWD, S_EXEC, S_FSPROC, S_PLAN
 };
 
 /* Hold to forker. Owner is of the user namespace (SPAWN), count of tasks files (EXEC). */
 struct request { u32 op, flags, owner, count; };
 enum { OP_SPAWN = 1, OP_EXEC = 2 };
-enum { F_NETNS = 1 };                              /* SPAWN: join the third descriptor */
 enum { F_MEMFD = 1 };                              /* EXEC: the image is the first descriptor */
 struct reply { i32 step, err, pid, self; };        /* everybody to hold */
 
@@ -43,8 +42,12 @@ static __attribute__((noreturn)) void die(int sock, int step, long err)
 		sys1(__NR_exit_group, 127);
 }
 
-/* Leaves the machine's mounts for an empty read-only file system, which is all
- * that is ever below the root of a sandbox. */
+static void keep_out(void)
+{
+	sys2(__NR_prctl, PR_SET_DUMPABLE, 0);
+	sys2(__NR_prctl, PR_SET_PDEATHSIG, 9);
+}
+
 /* What a sandbox uses of limits that the kernel counts for each user, such as
  * inotify instances, is charged to the owner of its user namespace: its own
  * first uid, so that it uses up nobody else's. Capabilities stay as they are;
@@ -52,13 +55,16 @@ static __attribute__((noreturn)) void die(int sock, int step, long err)
 static long own(u32 uid)
 {
 	long e = sys3(__NR_setresuid, -1, uid, -1);
-	sys2(__NR_prctl, PR_SET_DUMPABLE, 0);
-	sys2(__NR_prctl, PR_SET_PDEATHSIG, 9);
+	keep_out();
 	return e;
 }
 
+/* Leaves the machine's mounts for a read-only file system with four empty
+ * directories, which is all that is ever below the root of a sandbox: three to
+ * prepare mounts on, and one to hide directories with. */
 static void hide(void)
 {
+	static const char *dirs[] = { "dev", "proc", "sys", "empty" };
 	long fs, m, e;
 	own(0);
 	sys2(__NR_prctl, PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
@@ -68,13 +74,17 @@ static void hide(void)
 	fs = sys2(__NR_fsopen, "tmpfs", FSOPEN_CLOEXEC);
 	sys5(__NR_fsconfig, fs, FSCONFIG_SET_STRING, "mode", "0555", 0);
 	sys5(__NR_fsconfig, fs, FSCONFIG_SET_STRING, "size", "4096", 0);
-	sys5(__NR_fsconfig, fs, FSCONFIG_SET_FLAG, "ro", 0, 0);
 	if ((e = sys5(__NR_fsconfig, fs, FSCONFIG_CMD_CREATE, 0, 0, 0)) < 0)
 		die(CTL, S_SETUP, e);
-	m = sys3(__NR_fsmount, fs, FSMOUNT_CLOEXEC, WALLED | MOUNT_ATTR_NOEXEC | MOUNT_ATTR_RDONLY);
+	m = sys3(__NR_fsmount, fs, FSMOUNT_CLOEXEC, WALLED | MOUNT_ATTR_NOEXEC);
+	for (int i = 0; i < 4; i++)
+		if ((e = sys3(__NR_mkdirat, m, dirs[i], 0555)) < 0)
+			die(CTL, S_SETUP, e);
 	if ((e = sys5(__NR_move_mount, m, "", AT_FDCWD, "/proc", MOVE_MOUNT_F_EMPTY_PATH)) < 0 ||
 	    (e = sys1(__NR_fchdir, m)) < 0 || (e = sys2(__NR_pivot_root, ".", ".")) < 0 ||
-	    (e = sys2(__NR_umount2, ".", K_MNT_DETACH)) < 0 || (e = sys1(__NR_chdir, "/")) < 0)
+	    (e = sys2(__NR_umount2, ".", K_MNT_DETACH)) < 0 || (e = sys1(__NR_chdir, "/")) < 0 ||
+	    (e = sys5(__NR_mount, 0, "/", 0, K_MS_REMOUNT | K_MS_BIND | K_MS_WALLED | K_MS_RDONLY, 0)) < 0 ||
+	    (e = sys5(__NR_mount, 0, "/", 0, K_MS_REMOUNT | K_MS_WALLED | K_MS_RDONLY, "size=4096")) < 0)
 		die(CTL, S_SETUP, e);
 	sys1(__NR_close, m);
 	sys1(__NR_close, fs);
@@ -144,36 +154,21 @@ static long new_fs(const char *path, char *data, u32 len, u32 attr)
 	return e;
 }
 
-/* Masks: the first use attaches the mount the hold sent, later ones a clone. */
-static long mask(const char *path, long base, long null, int *used)
+/* Masks and read-only paths are below what we have mounted ourselves, so that
+ * nobody else can have put a link there. */
+static long cover(long m, const char *path)
 {
-	long t = find(path, 1), m, e;
-	struct stat st;
-	if (t < 0)
-		return t;
-	e = sys4(__NR_newfstatat, t, "", &st, AT_EMPTY_PATH);
-	sys1(__NR_close, t);
-	if (e < 0)
-		return e;
-	if ((st.st_mode & S_IFMT) == S_IFDIR)
-		m = again(base, "");
-	else if (*used)
-		m = again(null, "");
-	else {
-		*used = 1;
-		return attach(null, path, 1);
-	}
-	return attach(m, path, 1);
+	return m < 0 ? m : sys5(__NR_move_mount, m, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH);
 }
 
 static long read_only(const char *path)
 {
 	struct mount_attr a = { .attr_set = MOUNT_ATTR_RDONLY };
-	long m = sys3(__NR_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | AT_SYMLINK_NOFOLLOW), e;
+	long m = again(AT_FDCWD, path), e;
 	if (m < 0)
 		return m;
-	e = sys5(__NR_mount_setattr, m, "", AT_EMPTY_PATH | AT_RECURSIVE, &a, sizeof a);
-	return e < 0 ? e : attach(m, path, 1);
+	e = sys5(__NR_mount_setattr, m, "", AT_EMPTY_PATH, &a, sizeof a);
+	return e < 0 ? e : cover(m, path);
 }
 
 static long write_file(const char *path, const char *data, u32 len, long flags)
@@ -197,19 +192,26 @@ static long lo_up(void)
 	return e;
 }
 
+/* What was prepared goes along into the new root, by P_MOVE. */
+static const char *prepared[] = { "/dev", "/proc", "/sys" };
+static long kept[3];
+
 static long enter_root(long root)
 {
-	long e = sys5(__NR_move_mount, root, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH);
+	long e;
+	for (int i = 0; i < 3; i++)
+		kept[i] = sys4(__NR_openat, AT_FDCWD, prepared[i], O_PATH | O_CLOEXEC, 0);
+	e = sys5(__NR_move_mount, root, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH);
 	if (e >= 0 && (e = sys1(__NR_fchdir, root)) >= 0)
 		e = sys1(__NR_chroot, ".");
 	return e;
 }
 
 struct op { u8 kind, flags; u16 fd; u32 attr, len1, len2; };   /* then two strings, padded to 8 */
-enum { P_ROOT = 1, P_DIR, P_FILE, P_ATTACH, P_FS, P_MASK, P_READONLY, P_WRITE, P_LO, P_HOSTNAME };
-enum { PF_OPTIONAL = 1, PF_NOLINKS = 2 };
+enum { P_ROOT = 1, P_DIR, P_FILE, P_ATTACH, P_FS, P_MASK, P_READONLY, P_WRITE, P_LO, P_HOSTNAME, P_MOVE };
+enum { PF_OPTIONAL = 1, PF_NOLINKS = 2, PF_DIRECTORY = 4 };
 
-static long one_op(struct op *o, char *s1, char *s2, int *fds, long base, int *used)
+static long one_op(struct op *o, char *s1, char *s2, int *fds)
 {
 	long e;
 	switch (o->kind) {
@@ -222,73 +224,68 @@ static long one_op(struct op *o, char *s1, char *s2, int *fds, long base, int *u
 		return e == -EEXIST ? 0 : e;
 	case P_ATTACH: return attach(fds[o->fd], s1, o->flags & PF_NOLINKS);
 	case P_FS: return new_fs(s1, s2, o->len2, o->attr);
-	case P_MASK: return mask(s1, base, fds[o->fd], used);
+	case P_MASK: return cover(again(AT_FDCWD, o->flags & PF_DIRECTORY ? "/empty" : "/dev/null"), s1);
 	case P_READONLY: return read_only(s1);
 	case P_WRITE: return write_file(s1, s2, o->len2 - 1, 0);
 	case P_LO: return lo_up();
 	case P_HOSTNAME: return sys2(__NR_sethostname, s1, o->len1 - 1);
+	case P_MOVE: return attach(kept[o->attr], s1, 1);
 	}
 	return -ENOSYS;
 }
 
-static void run_plan(int sock, char *p, long n, int *fds)
+/* Waits for a plan and runs it. Descriptors are left for close_range. */
+static void run_plan(int sock)
 {
-	long base = sys4(__NR_openat, AT_FDCWD, "/", O_PATH | O_CLOEXEC, 0), e;
-	int used = 0, i = 0;
-	for (char *end = p + n; p < end; i++) {
+	static int fds[MAXFD];
+	int nfds, i = 0;
+	long n = recv_fds(sock, buf, MAXMSG, fds, &nfds), e;
+	if (n <= 0)
+		sys1(__NR_exit_group, 1); /* the end of the hold, or of the shell */
+	for (char *p = buf; p < buf + n; i++) {
 		struct op *o = (struct op *)p;
 		char *s1 = p + sizeof *o, *s2 = s1 + o->len1;
-		e = one_op(o, s1, s2, fds, base, &used);
+		e = one_op(o, s1, s2, fds);
 		if (e < 0 && !(o->flags & PF_OPTIONAL && (e == -ENOENT || e == -ENOTDIR || e == -ELOOP)))
 			die(sock, S_PLAN + i, e);
 		p += (sizeof *o + o->len1 + o->len2 + 7) & ~7ul;
 	}
 }
 
-/* Reads one message; the first carries the tasks files to join, the second the
- * plan. Anything else, or the end of the hold, ends the sandbox. */
+/* The first message carries the tasks files to join, the second the plan of
+ * what needs no root, the third that of the rest. */
 static void init(int sock)
 {
 	static int fds[MAXFD];
 	struct __user_cap_data_struct none[2] = { { 0, 0, 0 }, { 0, 0, 0 } };
 	struct __user_cap_header_struct hdr = { _LINUX_CAPABILITY_VERSION_3, 0 };
 	struct ksigaction ign = { 1 /* SIG_IGN: the kernel reaps */, 0, 0, 0 };
-	long n, e, proc, sysfs;
+	long e, proc;
 	int nfds;
 
 	sys4(__NR_rt_sigaction, 17 /* SIGCHLD */, &ign, 0, 8);
 	sys2(__NR_prctl, PR_SET_NAME, "init");
 	sys1(__NR_umask, 0);
-	n = recv_fds(sock, buf, MAXMSG, fds, &nfds);
-	if (n < 4)
+	if (recv_fds(sock, buf, MAXMSG, fds, &nfds) <= 0)
 		sys1(__NR_exit_group, 1);
-	for (int i = 0; i < nfds; i++) {
+	for (int i = 0; i < nfds; i++)
 		if ((e = sys3(__NR_write, fds[i], "0", 1)) < 0)
 			die(sock, S_TASKS, e);
-		sys1(__NR_close, fds[i]);
-	}
 	if ((e = sys1(__NR_unshare, CLONE_NEWCGROUP)) < 0)
 		die(sock, S_CLONE, e);
 	if ((e = sys2(__NR_setgroups, 0, 0)) < 0 || (e = sys3(__NR_setresgid, 0, 0, 0)) < 0 || (e = sys3(__NR_setresuid, 0, 0, 0)) < 0)
 		die(sock, S_UID, e);
-	sys2(__NR_prctl, PR_SET_DUMPABLE, 0);
-	sys2(__NR_prctl, PR_SET_PDEATHSIG, 9);
+	keep_out();
 	if ((proc = open_fs("proc")) < 0)
 		die(sock, S_FSPROC, proc);
-	sysfs = buf[0] ? open_fs("sysfs") : -1;
-	if (buf[0] && sysfs < 0)
-		die(sock, S_FSSYS, sysfs);
-	say(sock, 0, 0, 1, 1, (int)proc, (int)sysfs);
+	say(sock, 0, 0, 1, 1, (int)proc, -1);
+	run_plan(sock);
 	sys3(__NR_close_range, sock + 1, ~0u, 0);
-
-	n = recv_fds(sock, buf, MAXMSG, fds, &nfds);
-	if (n <= 0)
-		sys1(__NR_exit_group, 1);
-	run_plan(sock, buf, n, fds);
+	say(sock, 0, 0, 1, 1, -1, -1);
+	run_plan(sock);
 	sys1(__NR_chdir, "/");
 	sys2(__NR_capset, &hdr, none);
-	sys2(__NR_prctl, PR_SET_DUMPABLE, 0);
-	sys2(__NR_prctl, PR_SET_PDEATHSIG, 9);
+	keep_out();
 	say(sock, 0, 0, 1, 1, -1, -1);
 	sys3(__NR_close_range, 0, ~0u, 0);
 	for (;;)
@@ -299,19 +296,11 @@ static void init(int sock)
 
 static void spawn(struct request *q, int *fds)
 {
-	int pidfd = -1, net = -1;
-	struct clone_args a = { .flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS |
+	int pidfd = -1;
+	struct clone_args a = { .flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET |
 		CLONE_PARENT | CLONE_PIDFD | CLONE_INTO_CGROUP, .pidfd = (u64)&pidfd, .cgroup = (u64)fds[0] };
-	long pid;
-	if (q->flags & F_NETNS) {
-		net = (int)sys4(__NR_openat, PROC, "self/ns/net", O_RDONLY | O_CLOEXEC, 0);
-		if ((pid = net < 0 ? net : sys2(__NR_setns, fds[2], CLONE_NEWNET)) < 0) {
-			say(CTL, S_SETNS, pid, 0, 0, -1, -1);
-			return;
-		}
-	} else
-		a.flags |= CLONE_NEWNET;
-	if ((pid = own(q->owner)) >= 0)
+	long pid = own(q->owner);
+	if (pid >= 0)
 		pid = sys2(__NR_clone3, &a, sizeof a);
 	if (pid == 0) {
 		sys3(__NR_dup3, fds[1], CTL, O_CLOEXEC);
@@ -319,10 +308,6 @@ static void spawn(struct request *q, int *fds)
 		init(CTL);
 	}
 	own(0);
-	if (net >= 0) {
-		sys2(__NR_setns, net, CLONE_NEWNET);
-		sys1(__NR_close, net);
-	}
 	say(CTL, pid < 0 ? S_CLONE : 0, pid < 0 ? pid : 0, (int)pid, 0, pid < 0 ? -1 : pidfd, -1);
 	if (pidfd >= 0)
 		sys1(__NR_close, pidfd);

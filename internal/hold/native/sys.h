@@ -54,6 +54,7 @@ __asm__(".globl _start\n_start:\n mov x29,#0\n mov x30,#0\n bl main_loop\n");
 #define sys5(n, a, b, c, d, e) SYS(n, a, b, c, d, e, 0)
 
 #define WALLED (MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+enum { K_MS_RDONLY = 1, K_MS_WALLED = 2 | 4 | 8 /* nosuid, nodev, noexec */, K_MS_REMOUNT = 32, K_MS_BIND = 4096 };
 enum { K_MS_REC = 16384, K_MS_PRIVATE = 1 << 18, K_MNT_DETACH = 2 };
 enum { K_SOCK_CLOEXEC = 02000000, K_IFF_UP = 1, K_SIOCSIFFLAGS = 0x8914, K_CMSG_CLOEXEC = 0x40000000 };
 
