@@ -224,6 +224,7 @@ type env struct {
 	node    *thinNode
 	service served // what the agent serves: node, unless a test has its own
 	layers  nodeapi.Layers
+	conns   int // most to ports of one sandbox; 0: the default
 	nats    *cluster.Server
 	cluster *cluster.Cluster
 	api     *nodeapi.Server
@@ -289,7 +290,7 @@ func (e *env) startNode() {
 	l, err := nodeapi.ListenUnix(path, -1)
 	must(e.t, err)
 	e.api, err = nodeapi.Open(nodeapi.Config{Node: "nodea", Service: e.service, Inside: e.service, Watcher: e.service,
-		Layers: e.layers, Doctor: func(context.Context) []runtime.Report {
+		Layers: e.layers, PortConns: e.conns, Doctor: func(context.Context) []runtime.Report {
 			return []runtime.Report{runtimetest.NewFake().Probe(e.t.Context())}
 		},
 		NATS: e.nats.URL(), User: cluster.NodeUser("nodea"), Password: cluster.NodePassword(secret, "nodea"),

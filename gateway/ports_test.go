@@ -165,3 +165,76 @@ func TestPortsAreForTheirProjectOnly(t *testing.T) {
 	}
 	_ = theirs
 }
+
+func TestConnectionsToASandboxAreBounded(t *testing.T) {
+	const most = 4
+	n := newThinNode()
+	t.Cleanup(func() { _ = n.rt.Close() })
+	hold := make(chan struct{})
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		<-hold
+		_, _ = io.WriteString(w, "served")
+	}))
+	t.Cleanup(web.Close)
+	n.web = strings.TrimPrefix(web.URL, "http://")
+	e := (&env{t: t, node: n, service: n, conns: most}).start()
+	c, ctx := e.local(), t.Context()
+	sb, other := e.sandbox(c), e.sandbox(c)
+	var open []net.Conn
+	for range most - 1 {
+		conn, err := c.Dial(ctx, sb.ID, 8000)
+		must(t, err)
+		open = append(open, conn)
+	}
+	get := func(id dsec.SandboxID) (*http.Response, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.tcp+"/v1/sandboxes/"+string(id)+"/ports/8000/", nil)
+		must(t, err)
+		_, key, err := e.keys.Create(ctx, iam.Request{Role: iam.Admin})
+		must(t, err)
+		req.Header.Set("X-Api-Key", key)
+		return http.DefaultClient.Do(req)
+	}
+	served := make(chan int, 1)
+	go func() {
+		resp, err := get(sb.ID)
+		if err != nil {
+			t.Error(err)
+			served <- 0
+			return
+		}
+		_ = resp.Body.Close()
+		served <- resp.StatusCode
+	}()
+	eventually(t, "the last one is taken", func() bool {
+		conn, err := c.Dial(ctx, sb.ID, 8000)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return dsec.ClassOf(err) == dsec.ResourceExhausted
+	})
+	resp, err := get(sb.ID)
+	must(t, err)
+	text, _ := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(string(text), `"class":"resource_exhausted"`) {
+		t.Errorf("HTTP beyond the cap: %d %s", resp.StatusCode, text)
+	}
+	conn, err := c.Dial(ctx, other.ID, 8000)
+	must(t, err)
+	_ = conn.Close()
+	close(hold)
+	if status := <-served; status != http.StatusOK {
+		t.Errorf("within the cap: %d", status)
+	}
+	_ = open[0].Close()
+	eventually(t, "a closed connection makes room", func() bool {
+		conn, err := c.Dial(ctx, sb.ID, 8000)
+		if err == nil {
+			open = append(open, conn)
+		}
+		return err == nil
+	})
+	for _, conn := range open[1:] {
+		_ = conn.Close()
+	}
+}

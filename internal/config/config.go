@@ -35,6 +35,7 @@ type Config struct {
 type Node struct {
 	ID            string   `yaml:"id"`             // empty: made once and kept under data
 	MaxLive       int      `yaml:"max_live"`       // sandboxes at once
+	Shells        int      `yaml:"shells"`         // sandboxes without a root that are kept ready, about 0.7 MiB each
 	CPUOvercommit float64  `yaml:"cpu_overcommit"` // sum of limits ÷ cores
 	MemOvercommit float64  `yaml:"mem_overcommit"` // sum of limits ÷ memory
 	DiskPool      string   `yaml:"disk_pool"`      // size of the pool of writable layers: "64GiB", or "50%" of what is free
@@ -44,6 +45,7 @@ type Node struct {
 	Subnet        string   `yaml:"subnet"`         // addresses of sandboxes with network "open"
 	DenyNets      []string `yaml:"deny_nets"`      // never reachable from "open", besides what always is
 	Nameservers   []string `yaml:"nameservers"`    // resolv.conf of "open"; empty: the machine's
+	PortConns     int      `yaml:"port_conns"`     // connections to ports of one sandbox at once
 	Mirror        string   `yaml:"mirror"`         // registry mirror asked first, "host[:port]"
 	KeepRecords   int      `yaml:"keep_records"`   // days
 	RecordBytes   string   `yaml:"record_bytes"`   // most bytes of records
@@ -68,13 +70,16 @@ func Default() Config {
 		Instance: "main",
 		Data:     "/var/lib/dsec",
 		Run:      "/run/dsec",
-		Node: Node{MaxLive: 4000, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
-			Subnet: "100.96.0.0/14", KeepRecords: 30, RecordBytes: "1GiB"},
+		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
+			Subnet: "100.96.0.0/14", PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB"},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}
 }
 
 var validInstance = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
+
+// mostShells bounds what waits for a sandbox to need it.
+const mostShells = 1024
 
 // maxFile bounds a configuration file.
 const maxFile = 1 << 20
@@ -120,14 +125,20 @@ func (c *Config) Validate() error {
 			return bad("node.id", "%w", err)
 		}
 	}
-	if n.MaxLive < 1 || n.UIDRanges < n.MaxLive {
-		return bad("node.uid_ranges", "%d ranges for %d sandboxes", n.UIDRanges, n.MaxLive)
+	if n.Shells < 0 || n.Shells > mostShells {
+		return bad("node.shells", "%d, want 0 to %d", n.Shells, mostShells)
+	}
+	if n.MaxLive < 1 || n.UIDRanges < n.MaxLive+n.Shells {
+		return bad("node.uid_ranges", "%d ranges for %d sandboxes and %d shells", n.UIDRanges, n.MaxLive, n.Shells)
 	}
 	if n.UIDBase < 1<<16 || uint64(n.UIDBase)+uint64(n.UIDRanges)<<16 > math.MaxUint32 {
 		return bad("node.uid_base", "%d ranges from %d leave the 32 bits of a uid, or touch the host's own", n.UIDRanges, n.UIDBase)
 	}
 	if n.CPUOvercommit <= 0 || n.MemOvercommit <= 0 {
 		return bad("node.cpu_overcommit, node.mem_overcommit", "%g and %g, want more than 0", n.CPUOvercommit, n.MemOvercommit)
+	}
+	if n.PortConns < 1 {
+		return bad("node.port_conns", "%d, want at least 1", n.PortConns)
 	}
 	if _, err := netip.ParsePrefix(n.Subnet); err != nil {
 		return bad("node.subnet", "%w", err)

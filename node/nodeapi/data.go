@@ -318,6 +318,11 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	release, err := s.conns.take(id, s.cfg.PortConns)
+	if err != nil {
+		return err
+	}
+	defer release()
 	in, err := s.cfg.Inside.Dial(r.Context(), id, uint16(port))
 	if err != nil {
 		return s.ended(id, err)

@@ -44,6 +44,8 @@ type Config struct {
 	Password string
 	Creds    string // file, instead of user and password
 
+	PortConns int // connections to ports of one sandbox at once; 0: 256
+
 	Listener net.Listener // of the data connection; the Server closes it
 	Address  string       // how the gateway reaches it: "unix:/path" or "tcp:host:port"
 	Version  string
@@ -80,12 +82,16 @@ type Server struct {
 	owners   owners
 	stdins   stdins
 	sessions sessions
+	conns    conns
 }
 
 // Open starts to serve. NATS may be away still.
 func Open(cfg Config) (*Server, error) {
 	if cfg.Every == 0 {
 		cfg.Every = time.Second
+	}
+	if cfg.PortConns == 0 {
+		cfg.PortConns = 256
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)

@@ -73,7 +73,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			return m.network.Close()
 		}},
 		{Name: "container", Do: func(ctx context.Context) (err error) {
-			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges,
+			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges, Shells: s.Node.Shells,
 				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Log: log}
 			if m.network != nil {
 				c.Network = m.network

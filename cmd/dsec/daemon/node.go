@@ -117,5 +117,5 @@ func (a *agent) serve(s *settings, o orders, log *slog.Logger) (*nodeapi.Server,
 		Doctor:  func(ctx context.Context) []runtime.Report { return []runtime.Report{a.examine(ctx, s)} },
 		Metrics: promhttp.HandlerFor(a.counts, promhttp.HandlerOpts{}),
 		NATS:    "nats://" + net.JoinHostPort("127.0.0.1", o.NATS), User: cluster.NodeUser(a.id), Password: cluster.NodePassword(o.Secret, a.id),
-		Listener: l, Address: "unix:" + s.dataSocket(), Version: version.Version, Log: log})
+		PortConns: s.Node.PortConns, Listener: l, Address: "unix:" + s.dataSocket(), Version: version.Version, Log: log})
 }
