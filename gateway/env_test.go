@@ -184,7 +184,7 @@ func (n *thinNode) Events(ctx context.Context, f node.Filter, since time.Time, f
 		n.mu.Unlock()
 		for _, e := range news {
 			sb, _ := n.Get(ctx, e.Sandbox)
-			if e.Time.Before(since) || f.Project != "" && f.Project != sb.Project {
+			if !e.Time.After(since) || f.Project != "" && f.Project != sb.Project {
 				continue
 			}
 			if err := fn(e); err != nil {

@@ -4,6 +4,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
 )
@@ -90,4 +93,24 @@ func (ses *session) eventNodes() map[dsec.NodeID]bool {
 		}
 	}
 	return nodes
+}
+
+// eventsOf is what a node is asked for: at first what the client asked for, and
+// after a break what has not come yet.
+func (ses *session) eventsOf(node dsec.NodeID) *dsecv1.EventFilter {
+	if ses.filter == nil {
+		return nil
+	}
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	f := proto.CloneOf(ses.filter)
+	switch seen := ses.seen[node]; {
+	case seen != nil:
+		f.Since = seen
+	case f.Since != nil:
+		ses.seen[node] = f.Since
+	default: // from now, by the node's own clock; by ours if it breaks before anything happened
+		ses.seen[node] = timestamppb.Now()
+	}
+	return f
 }

@@ -93,3 +93,45 @@ func TestAClosedSessionHasNoPast(t *testing.T) {
 	_, err = s.Live(t.Context())
 	wantClass(t, err, dsec.Canceled)
 }
+
+func TestEventsComeOnceWhenANodeComesBack(t *testing.T) {
+	for _, since := range []time.Time{time.Unix(1, 0), {}} { // zero: from now
+		e := start(t)
+		c, ctx := e.local(), t.Context()
+		before := e.sandbox(c)
+		events := make(chan dsec.Event, 1000)
+		s, err := c.OpenSession(ctx, &client.Events{Since: since}, func(ev dsec.Event) { events <- ev })
+		must(t, err)
+		defer s.Close()
+		if _, err := s.Live(ctx); err != nil {
+			t.Fatal(err)
+		}
+		must(t, e.api.Close())
+		// What happens while nobody looks is told when the node is back.
+		sb, err := e.node.Create(ctx, "default", dsec.Spec{Tier: dsec.TierContainer, Image: "base:1"})
+		must(t, err)
+		e.startNode()
+		_, err = e.node.Delete(ctx, sb.ID, "")
+		must(t, err)
+		count := map[dsec.SandboxID]map[dsec.State]int{}
+		for count[sb.ID][dsec.Deleted] == 0 {
+			select {
+			case ev := <-events:
+				if count[ev.Sandbox] == nil {
+					count[ev.Sandbox] = map[dsec.State]int{}
+				}
+				if count[ev.Sandbox][ev.To]++; count[ev.Sandbox][ev.To] > 1 {
+					t.Fatalf("since %v: twice %+v", since, ev)
+				}
+			case <-time.After(15 * time.Second):
+				t.Fatalf("since %v: got %v", since, count)
+			}
+		}
+		if count[sb.ID][dsec.Running] != 1 {
+			t.Errorf("since %v: missed what happened meanwhile: %v", since, count)
+		}
+		if _, told := count[before.ID]; told == since.IsZero() {
+			t.Errorf("since %v: what was before is told: %v", since, told)
+		}
+	}
+}

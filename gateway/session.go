@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
 	"github.com/opendsec/dsec/api/wire"
@@ -33,6 +35,7 @@ type session struct {
 
 	mu    sync.Mutex
 	nodes map[dsec.NodeID]*nodeStream
+	seen  map[dsec.NodeID]*timestamppb.Timestamp // up to when events of a node have come
 }
 
 // nodeStream is the part of a session that comes from one node.
@@ -67,7 +70,8 @@ func (g *Gateway) startSession(ctx context.Context, req *dsecv1.OpenRequest) (*s
 		return nil, dsec.Errorf(dsec.Invalid, "open session", dsec.Quote(id), "want 16 to 64 of A-Z a-z 0-9 _")
 	}
 	ses := &session{id: id, g: g, who: principal(ctx), scope: scope(ctx), filter: req.Events,
-		out: make(chan *dsecv1.Frame), nodes: map[dsec.NodeID]*nodeStream{}}
+		out: make(chan *dsecv1.Frame), nodes: map[dsec.NodeID]*nodeStream{},
+		seen: map[dsec.NodeID]*timestamppb.Timestamp{}}
 	ses.ctx, ses.cancel = context.WithCancelCause(ctx)
 	x := &g.streams
 	x.mu.Lock()
@@ -166,7 +170,7 @@ func (ses *session) read(ns *nodeStream, opened func()) error {
 	ctx, cancel := context.WithCancel(ses.ctx)
 	defer cancel()
 	r, closer, err := ses.g.cfg.Cluster.Stream(ctx, ns.node, wire.PathSession, ses.scope,
-		&dsecv1.NodeSession{Session: ns.id, Events: ses.filter})
+		&dsecv1.NodeSession{Session: ns.id, Events: ses.eventsOf(ns.node)})
 	if err != nil {
 		return err
 	}
@@ -182,6 +186,10 @@ func (ses *session) read(ns *nodeStream, opened func()) error {
 				close(ns.told)
 			}
 			return nil
+		case f.GetEvent() != nil:
+			ses.mu.Lock()
+			ses.seen[ns.node] = f.GetEvent().Time
+			ses.mu.Unlock()
 		case f.Item == nil: // a sign of life
 			return nil
 		}
