@@ -18,18 +18,20 @@ const requestHeader = "X-Request-Id"
 
 var requestID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// request is what the access log says that only handlers know.
+// request is what is known of a request beside HTTP: handlers add to it.
 type request struct {
-	id    string
-	who   string     // name of the principal: "key:" and the id of a key, or "uid:"
-	class dsec.Class // of the error that was answered; "": none
+	id      string
+	pattern string // of its route
+	begun   time.Time
+	who     string     // name of the principal: "key:" and the id of a key, or "uid:"
+	class   dsec.Class // of the error that was answered; "": none
 }
 
 type requestKey struct{}
 
 // arrived gives a request its id, and a place for what is to be logged.
-func arrived(w http.ResponseWriter, r *http.Request) (*request, *http.Request) {
-	a := &request{id: r.Header.Get(requestHeader)}
+func arrived(w http.ResponseWriter, r *http.Request, pattern string) (*request, *http.Request) {
+	a := &request{id: r.Header.Get(requestHeader), pattern: pattern, begun: time.Now()}
 	if !requestID.MatchString(a.id) {
 		a.id = dsec.Random(20)
 	}
@@ -53,8 +55,8 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 // logAccess writes the line of a request that was answered. Paths are logged as
 // their pattern, and no query and no header is: all may hold secrets of what
 // runs in a sandbox, and headers ours.
-func (g *Gateway) logAccess(a *request, r *http.Request, pattern string, rec *recorder, took time.Duration, aborted bool) {
-	if g.cfg.Access == nil || a.class == "" && (pattern == "GET /healthz" || pattern == "GET /readyz") {
+func (g *Gateway) logAccess(a *request, r *http.Request, rec *recorder, aborted bool) {
+	if g.cfg.Access == nil || a.class == "" && (a.pattern == "GET /healthz" || a.pattern == "GET /readyz") {
 		return // asked every second
 	}
 	status := rec.status
@@ -74,8 +76,8 @@ func (g *Gateway) logAccess(a *request, r *http.Request, pattern string, rec *re
 	case status >= 400: // of the library, or of a server in a sandbox
 		code = "http"
 	}
-	attrs := []slog.Attr{slog.String("request", a.id), slog.String("who", a.who), slog.String("method", method(r, pattern)),
-		slog.String("code", code), slog.Int("status", status), slog.Float64("took", took.Seconds()), slog.Int64("bytes", rec.bytes)}
+	attrs := []slog.Attr{slog.String("request", a.id), slog.String("who", a.who), slog.String("method", method(r, a.pattern)),
+		slog.String("code", code), slog.Int("status", status), slog.Float64("took", time.Since(a.begun).Seconds()), slog.Int64("bytes", rec.bytes)}
 	if _, _, err := dsec.ParseSandboxID(r.PathValue("id")); err == nil {
 		attrs = append(attrs, slog.String("sandbox", r.PathValue("id")))
 	}

@@ -93,19 +93,17 @@ func (g *Gateway) ours(host string) bool {
 // from taking more than its request.
 func (g *Gateway) observe(next http.Handler, routes *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		begun := time.Now()
 		rec := &recorder{ResponseWriter: w, rc: http.NewResponseController(w)}
-		a, r := arrived(w, r)
 		_, pattern := routes.Handler(r)
+		a, r := arrived(w, r, pattern)
 		defer func() {
 			p := recover()
 			if p != nil && p != http.ErrAbortHandler {
 				g.log.Error("panic", "request", a.id, "method", method(r, pattern), "value", p, "stack", string(debug.Stack()))
 				p = http.ErrAbortHandler
 			}
-			took := time.Since(begun)
-			g.metrics.request(route(pattern, r.URL.Path), rec.status, took)
-			g.logAccess(a, r, pattern, rec, took, p != nil)
+			g.metrics.request(route(pattern, r.URL.Path), rec.status, time.Since(a.begun))
+			g.logAccess(a, r, rec, p != nil)
 			if p != nil {
 				panic(p)
 			}
