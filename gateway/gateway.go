@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -57,9 +58,12 @@ type Config struct {
 	Local   iam.Local // who is known on the unix socket
 	Hosts   []string  // names of this machine accepted in Host, beside loopback
 	MaxLive int       // sandboxes of a project; 0: no limit
-	Version string
-	Log     *slog.Logger
-	Access  *slog.Logger // one line for each request, without secrets; nil: none
+	// MaxInFlight requests at once, streams among them; 0: no limit. The health
+	// endpoints are always answered.
+	MaxInFlight int
+	Version     string
+	Log         *slog.Logger
+	Access      *slog.Logger // one line for each request, without secrets; nil: none
 }
 
 // Sizes and times that bound what a caller can make the gateway hold.
@@ -89,6 +93,7 @@ type Gateway struct {
 	http    *http.Server
 	metrics *metrics
 	quota   quota
+	atWork  atomic.Int64 // requests
 	streams sessions
 	ports   *http.Transport
 

@@ -409,3 +409,25 @@ func TestSessionBelongsToItsCaller(t *testing.T) {
 	_, err = s.Exec(t.Context(), sb.ID, sh("true"), client.ModeExit, nil)
 	wantClass(t, err, dsec.NotFound)
 }
+
+func TestTooMuchAtOnceIsRefusedAndHealthIsAnswered(t *testing.T) {
+	e := start(t, func(c *gateway.Config) { c.MaxInFlight = 2 })
+	c := e.local()
+	var open []*client.Session
+	for range 2 {
+		s, err := c.OpenSession(t.Context(), nil, nil)
+		must(t, err)
+		open = append(open, s)
+	}
+	_, err := c.Info(t.Context())
+	wantClass(t, err, dsec.ResourceExhausted)
+	resp, err := http.Get("http://" + e.tcp + "/healthz")
+	must(t, err)
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("healthz: %d", resp.StatusCode)
+	}
+	must(t, open[0].Close())
+	eventually(t, "there is room again", func() bool { _, err := c.Info(t.Context()); return err == nil })
+	must(t, open[1].Close())
+}

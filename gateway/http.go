@@ -47,7 +47,7 @@ func (g *Gateway) handler() http.Handler {
 	m.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		refuse(w, r, dsec.Errorf(dsec.NotFound, "route", r.URL.Path, "no such endpoint"))
 	})
-	return g.observe(g.hosts(m), m)
+	return g.observe(g.hosts(g.bounded(m)), m)
 }
 
 func (g *Gateway) connectOptions(most int) []connect.HandlerOption {
@@ -77,6 +77,24 @@ func (g *Gateway) hosts(next http.Handler) http.Handler {
 		next.ServeHTTP(w, r)
 	})
 }
+
+// bounded refuses what is too much at once.
+func (g *Gateway) bounded(next http.Handler) http.Handler {
+	if g.cfg.MaxInFlight <= 0 {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n := g.atWork.Add(1)
+		defer g.atWork.Add(-1)
+		if n > int64(g.cfg.MaxInFlight) && !health(requestOf(r.Context()).pattern) {
+			refuse(w, r, dsec.Errorf(dsec.ResourceExhausted, "serve", "", "%d requests are at work, the most there may be", g.cfg.MaxInFlight))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func health(pattern string) bool { return pattern == "GET /healthz" || pattern == "GET /readyz" }
 
 func (g *Gateway) ours(host string) bool {
 	if h, _, err := net.SplitHostPort(host); err == nil {

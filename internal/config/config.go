@@ -161,6 +161,9 @@ func (g *Gateway) validate(bad func(string, string, ...any) error) error {
 	if g.UID < 1 {
 		return bad("gateway.uid", "%d: the gateway never runs as root", g.UID)
 	}
+	if g.MaxInFlight < 0 {
+		return bad("gateway.max_in_flight", "%d is negative", g.MaxInFlight)
+	}
 	if g.Listen == "" {
 		return nil
 	}

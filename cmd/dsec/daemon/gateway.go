@@ -74,7 +74,7 @@ func openGateway(ctx context.Context, o orders, log *slog.Logger) (*serving, err
 		}},
 		lifecycle.Step{Name: "front", Do: func(context.Context) error {
 			front = gateway.New(gateway.Config{Cluster: nodes, Keys: keys, Local: iam.Local{Group: groupID(s.Config.Gateway.Group)},
-				MaxLive: s.Config.Gateway.MaxLive, Version: version.Version, Log: log, Access: accessLog(s, log)})
+				MaxLive: s.Config.Gateway.MaxLive, MaxInFlight: s.Config.Gateway.MaxInFlight, Version: version.Version, Log: log, Access: accessLog(s, log)})
 			return nil
 		}, Undo: func(context.Context) error { return front.Close() }},
 	)
