@@ -224,6 +224,58 @@ func TestNoFileDropsAndCounts(t *testing.T) {
 	}
 }
 
+// TestFollowingWithoutAFileSkipsWhatIsNowhere: a full disk must neither end the
+// follower nor make it invent bytes.
+func TestFollowingWithoutAFileSkipsWhatIsNowhere(t *testing.T) {
+	for _, total := range []int{spoolMemory, spoolMemory + 1, 20_000, 3 << 20} {
+		w, err := NewLazySpoolWriter(func() (*os.File, error) { return nil, errors.New("disk full") }, 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data := pattern(total)
+		w.Write(data[:1000], nil)
+		c, err := w.Follow(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		image := func() (*SpoolFile, error) {
+			b, ok := w.Image()
+			if !ok {
+				t.Error("there is a file")
+			}
+			path := filepath.Join(t.TempDir(), "image")
+			err := os.WriteFile(path, b, 0o600)
+			f, oerr := os.Open(path)
+			t.Cleanup(func() { _ = f.Close() })
+			return OpenSpool(f), errors.Join(err, oerr)
+		}
+		r := NewLazyReader(image, c, 0, nil)
+		go func() {
+			for rest := data[1000:]; len(rest) > 0; {
+				n := min(len(rest), 5000)
+				w.Write(rest[:n], nil)
+				rest = rest[n:]
+			}
+			w.End()
+		}()
+		var pos int64
+		for eof := false; !eof; {
+			ch, err := r.Next(t.Context())
+			if err != nil {
+				t.Fatalf("%d: %v", total, err)
+			}
+			if len(ch.Data) > 0 && (ch.Offset < pos || !bytes.Equal(ch.Data, data[ch.Offset:ch.Offset+int64(len(ch.Data))])) {
+				t.Fatalf("%d: %d bytes at %d are not what was written", total, len(ch.Data), ch.Offset)
+			}
+			pos, eof = ch.Offset+int64(len(ch.Data)), ch.EOF
+		}
+		if pos > int64(total) || total <= spoolMemory && pos != int64(total) {
+			t.Fatalf("%d: ended at %d", total, pos)
+		}
+		_ = r.Close()
+	}
+}
+
 func TestTooManyFollowers(t *testing.T) {
 	w, _ := newSpool(t, 0, 0)
 	for range MaxFollowers {

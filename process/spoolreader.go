@@ -57,8 +57,14 @@ func (r *follower) Next(ctx context.Context) (Chunk, error) {
 			return Chunk{}, err
 		}
 	}
-	for r.pos >= r.known.Total {
-		if r.known.EOF {
+	for {
+		if r.pos < r.known.Total {
+			c, err := r.chunkLocked()
+			if err != nil || len(c.Data) > 0 {
+				return c, err
+			}
+		}
+		if r.pos >= r.known.Total && r.known.EOF {
 			r.done = true
 			return Chunk{Offset: r.pos, EOF: true}, nil
 		}
@@ -70,12 +76,7 @@ func (r *follower) Next(ctx context.Context) (Chunk, error) {
 			return Chunk{}, followError(err)
 		}
 		r.known = p
-		if r.pos > p.Total && p.EOF {
-			r.done = true
-			return Chunk{Offset: r.pos, EOF: true}, nil
-		}
 	}
-	return r.chunkLocked()
 }
 
 // ackLocked tells how far we are. The bytes of the last chunk are given up with
@@ -91,6 +92,7 @@ func (r *follower) ackLocked() error {
 	return nil
 }
 
+// chunkLocked reads the next bytes, none if all that is known of is gone.
 func (r *follower) chunkLocked() (Chunk, error) {
 	if in := r.pos - r.known.InlineAt; in >= 0 && in < int64(len(r.known.Inline)) {
 		return r.tookLocked(r.known.Inline[in:]), nil
@@ -106,7 +108,9 @@ func (r *follower) chunkLocked() (Chunk, error) {
 		r.s = s
 	}
 	if r.pos >= r.h.Head && r.pos < r.known.Start {
-		r.pos = r.known.Start
+		if r.pos = r.known.Start; r.pos >= r.known.Total {
+			return Chunk{}, nil
+		}
 	}
 	end := min(r.known.Total, r.pos+followChunk)
 	if r.pos < r.h.Head {

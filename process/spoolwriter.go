@@ -308,6 +308,9 @@ func (c *Cursor) progress() Progress {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := Progress{Total: w.h.Total, Start: w.h.Start(), EOF: w.h.EOF}
+	if w.lost { // what did not fit in memory is nowhere
+		p.Start = w.h.Total
+	}
 	if w.f == nil && c.acked < int64(len(w.mem)) {
 		p.InlineAt, p.Inline = c.acked, append([]byte(nil), w.mem[c.acked:]...)
 	}
