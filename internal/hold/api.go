@@ -45,11 +45,10 @@ type SpawnSpec struct {
 
 	Account Account // where hold reads what commands used
 
-	// What needs no root is made while the caller prepares one: proc, and if Dev
-	// is given Sys, devpts, shm and mqueue, then Sysctls, ReadOnly and Masks. The
-	// files stay the caller's.
-	Dev      *os.File // detached mount of a host-made /dev with directories pts, shm, mqueue and a null device
-	Sys      *os.File // detached mount for /sys; nil: none
+	// What needs no root is made while the caller prepares one: proc, and if not
+	// Bare sys, dev with devpts, shm and mqueue, then Sysctls, ReadOnly and Masks.
+	Bare     bool
+	Sys      *os.File // detached mount for /sys, the caller's to close; nil: none
 	ShmSize  int64    // bytes; 0: 64 MiB
 	Lo       bool     // bring lo up
 	Sysctls  []Sysctl

@@ -66,10 +66,10 @@ func TestShellsAndRootsAreQuick(t *testing.T) {
 	for i := range 60 {
 		group := filepath.Join(b.group, fmt.Sprint("q", i))
 		must(t, os.Mkdir(group, 0o755))
-		r, d := root(t, testBase), device(t)
+		r := root(t, testBase)
 		id := fmt.Sprint("q", i)
 		begin := time.Now()
-		sh, err := b.c.Spawn(ctx(t), SpawnSpec{ID: id, UIDBase: testBase, GIDBase: testBase, Count: testCount, Cgroup: group, Dev: d, Lo: true,
+		sh, err := b.c.Spawn(ctx(t), SpawnSpec{ID: id, UIDBase: testBase, GIDBase: testBase, Count: testCount, Cgroup: group, Lo: true,
 			Masks: []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sysrq-trigger"}, ReadOnly: []string{"/proc/sys", "/proc/bus", "/proc/fs", "/proc/irq"}})
 		must(t, err)
 		spawn = append(spawn, time.Since(begin))

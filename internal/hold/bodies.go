@@ -24,7 +24,7 @@ type wireName struct{ Name string }
 
 type wireSpawn struct {
 	SpawnSpec
-	HasDev, HasSys bool
+	HasSys bool
 }
 
 type wireShell struct{ PID int }

@@ -49,14 +49,12 @@ func (c *Client) Names(ctx context.Context, prefix string) ([]string, error) {
 // Spawn makes a shell. AlreadyExists if the id is known.
 func (c *Client) Spawn(ctx context.Context, s SpawnSpec) (*Shell, error) {
 	var files []*os.File
-	for _, f := range []*os.File{s.Dev, s.Sys} {
-		if f != nil {
-			files = append(files, f)
-		}
+	if s.Sys != nil {
+		files = append(files, s.Sys)
 	}
 	id := s.ID
-	w := wireSpawn{SpawnSpec: s, HasDev: s.Dev != nil, HasSys: s.Sys != nil}
-	w.Dev, w.Sys = nil, nil
+	w := wireSpawn{SpawnSpec: s, HasSys: s.Sys != nil}
+	w.Sys = nil
 	f, ok, err := c.request(ctx, opSpawn, w, files, func(frame) {
 		_ = c.RemoveSandbox(context.WithoutCancel(ctx), id)
 	})

@@ -15,15 +15,21 @@ import (
 const defaultShm = 64 << 20
 
 // prepare has PID 1 make what needs no root.
-func (sb *sandbox) prepare(ctl *packets, m shellMounts) {
+func (sb *sandbox) prepare(ctl *packets, sys *os.File) {
 	defer close(sb.prepared)
-	defer closeAll([]*os.File{m.dev, m.sys})
+	m := shellMounts{sys: sys}
+	defer func() { closeAll([]*os.File{m.dev, m.proc, m.sys}) }()
 	ctl.setReadDeadline(time.Now().Add(nativeWait))
-	sb.unready = sb.makeReady(ctl, m)
+	sb.unready = sb.makeReady(ctl, &m)
 	sb.has = [3]bool{m.dev != nil, true, m.sys != nil}
 }
 
-func (sb *sandbox) makeReady(ctl *packets, m shellMounts) error {
+func (sb *sandbox) makeReady(ctl *packets, m *shellMounts) (err error) {
+	if !sb.spec.Bare { // while PID 1 is on its way
+		if m.dev, err = makeDev(sb.spec.UIDBase, sb.spec.GIDBase, sb.shm()); err != nil {
+			return err
+		}
+	}
 	fs, err := expect(ctl, nil)
 	if err != nil {
 		return err
@@ -35,34 +41,18 @@ func (sb *sandbox) makeReady(ctl *packets, m shellMounts) error {
 	if m.proc, err = fsmountFrom(fs[0], walled|unix.MOUNT_ATTR_NOEXEC); err != nil {
 		return err
 	}
-	defer func() { _ = m.proc.Close() }()
-	if err := sb.idmap(m); err != nil {
-		return err
-	}
-	p, err := preparePlan(&sb.spec, m)
+	p, err := preparePlan(&sb.spec, *m)
 	if err != nil {
 		return err
 	}
 	return run(ctl, p)
 }
 
-// idmap makes what is root's on the machine root's inside. Before Linux 6.3 a
-// tmpfs cannot be mapped; it then shows as nobody's.
-func (sb *sandbox) idmap(m shellMounts) error {
-	userns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", sb.pid))
-	if err != nil {
-		return err
+func (sb *sandbox) shm() int64 {
+	if sb.spec.ShmSize == 0 {
+		return defaultShm
 	}
-	defer func() { _ = userns.Close() }()
-	for _, f := range []*os.File{m.dev, m.sys} {
-		if f == nil {
-			continue
-		}
-		if err := linux.IDMap(f, userns); err != nil && !errors.Is(err, unix.EINVAL) {
-			return err
-		}
-	}
-	return nil
+	return sb.spec.ShmSize
 }
 
 // expect reads one answer and makes an error of a bad one; p explains the

@@ -204,27 +204,6 @@ func applets(t testing.TB) []string {
 	return appletList
 }
 
-// device makes a host-made /dev.
-func device(t testing.TB) *os.File {
-	t.Helper()
-	m, err := linux.NewFS("tmpfs").String("mode", "0755").Mount(unix.MOUNT_ATTR_NOSUID)
-	must(t, err)
-	t.Cleanup(func() { _ = m.Close() })
-	at := fmt.Sprintf("/proc/self/fd/%d", m.Fd())
-	for _, d := range []string{"pts", "shm", "mqueue"} {
-		must(t, os.Mkdir(filepath.Join(at, d), 0o755))
-	}
-	for name, minor := range map[string]uint32{"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9} {
-		must(t, unix.Mknod(filepath.Join(at, name), unix.S_IFCHR|0o666, int(unix.Mkdev(1, minor))))
-		must(t, os.Chmod(filepath.Join(at, name), 0o666))
-	}
-	must(t, unix.Mknod(filepath.Join(at, "tty"), unix.S_IFCHR|0o666, int(unix.Mkdev(5, 0))))
-	must(t, os.Chmod(filepath.Join(at, "tty"), 0o666))
-	must(t, os.Symlink("pts/ptmx", filepath.Join(at, "ptmx")))
-	return m
-}
-
-// sysTree makes a detached read-only tmpfs that stands for /sys.
 func sysTree(t testing.TB) *os.File {
 	t.Helper()
 	m, err := linux.NewFS("tmpfs").String("mode", "0755").Mount(walled | unix.MOUNT_ATTR_NOEXEC)
@@ -258,7 +237,7 @@ func (b *bed) spawn(change func(*SpawnSpec)) (*box, *Shell) {
 	must(b.t, os.Mkdir(x.group, 0o755))
 	must(b.t, os.Mkdir(x.spool, 0o700))
 	s := SpawnSpec{ID: x.id, UIDBase: testBase, GIDBase: testBase, Count: testCount, Cgroup: x.group,
-		Dev: device(b.t), Sys: sysTree(b.t), Lo: true}
+		Sys: sysTree(b.t), Lo: true}
 	if change != nil {
 		change(&s)
 	}

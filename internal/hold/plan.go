@@ -28,6 +28,7 @@ const (
 	planLo
 	planHostname
 	planMove
+	planShm
 
 	planOptional  = 1
 	planNoLinks   = 2
@@ -124,17 +125,13 @@ func preparePlan(s *SpawnSpec, m shellMounts) (*plan, error) {
 	}
 	if m.dev != nil {
 		p.attach(m.dev, "/dev", planNoLinks)
+		p.op(operation{kind: planShm, words: "mount /dev/shm"})
 		// The machine has some thousands for all; each sandbox gets its part.
 		pts := []string{"ptmxmode=0666", "mode=0620", "max=" + strconv.Itoa(mostPTYs)}
 		if s.Count > 5 {
 			pts = append(pts, "gid=5")
 		}
-		shm := s.ShmSize
-		if shm == 0 {
-			shm = defaultShm
-		}
 		p.fs("devpts", "/dev/pts", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC, pts...)
-		p.fs("tmpfs", "/dev/shm", walled|unix.MOUNT_ATTR_NOEXEC, "mode=1777", fmt.Sprintf("size=%d", shm))
 		p.fs("mqueue", "/dev/mqueue", walled|unix.MOUNT_ATTR_NOEXEC)
 	}
 	if s.Lo {

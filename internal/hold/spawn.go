@@ -89,9 +89,11 @@ func (sb *sandbox) spawn(ctx context.Context, w *wireSpawn, f *frame) (out []*os
 		return nil, err
 	}
 	defer func() { _ = theirs.Close() }()
-	mounts, err := w.mounts(f)
-	if err != nil {
-		return nil, err
+	var sys *os.File
+	if w.HasSys {
+		if sys, err = f.take(0); err != nil {
+			return nil, err
+		}
 	}
 	files := []*os.File{group, theirs}
 	var pidfd *os.File
@@ -117,24 +119,9 @@ func (sb *sandbox) spawn(ctx context.Context, w *wireSpawn, f *frame) (out []*os
 		reapPID(sb.pid)
 		return nil, err
 	}
-	f.keep() // prepare closes them
-	go sb.prepare(ctl, mounts)
+	f.keep() // prepare closes it
+	go sb.prepare(ctl, sys)
 	return out, nil
-}
-
-// mounts finds the descriptors of a request.
-func (w *wireSpawn) mounts(f *frame) (m shellMounts, err error) {
-	i := 0
-	if w.HasDev {
-		if m.dev, err = f.take(i); err != nil {
-			return m, err
-		}
-		i++
-	}
-	if w.HasSys {
-		m.sys, err = f.take(i)
-	}
-	return m, err
 }
 
 // born gives a new PID 1 its ids and opens its namespaces.

@@ -50,8 +50,7 @@ type Runtime struct {
 	log    *slog.Logger
 	uids   *ranges
 	slots  chan struct{} // one for each creation under way
-	dev    *os.File      // the /dev that sandboxes clone
-	sys    *os.File      // and the /sys
+	sys    *os.File      // the /sys that sandboxes clone
 	shells *shells
 
 	programs map[confine.Profile][]byte
@@ -114,15 +113,12 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 	}
 	r.shells = newShells(r, c.Shells)
 	var err error
-	if r.dev, err = c.Mounts.Shared(ctx, devName, makeDev); err != nil {
-		return nil, err
-	}
 	if r.sys, err = c.Mounts.Shared(ctx, sysName, makeSys); err != nil {
-		r.dev.Close()
 		return nil, err
 	}
 	if err := r.adopt(ctx); err != nil {
-		return nil, errors.Join(err, r.dev.Close(), r.sys.Close())
+		r.sys.Close()
+		return nil, err
 	}
 	r.life, r.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	r.tasks.Go(r.watchHold)
@@ -139,7 +135,7 @@ func (r *Runtime) Close() error {
 		sb.closeServices()
 		sb.closeRoot()
 	}
-	return errors.Join(r.dev.Close(), r.sys.Close())
+	return r.sys.Close()
 }
 
 func (r *Runtime) all() []*sandbox {

@@ -189,7 +189,9 @@ func (b *build) diskSteps(name string) []lifecycle.Step {
 			return b.r.mounts.Use(ctx, name, b.rec.Request.Layers.Layers)
 		}, Undo: func(context.Context) error { b.r.mounts.Unuse(name); return nil }},
 		{Name: "spawn", Do: func(ctx context.Context) (err error) {
-			b.shell, err = b.r.hold.Spawn(ctx, spawnSpec(name, g, b.rec.UID))
+			s := spawnSpec(name, g, b.rec.UID)
+			s.Bare = true
+			b.shell, err = b.r.hold.Spawn(ctx, s)
 			return err
 		}, Undo: func(ctx context.Context) error { return b.r.hold.RemoveSandbox(ctx, name) }},
 		{Name: "root", Do: func(context.Context) (err error) {

@@ -326,3 +326,29 @@ func TestKeptOutputIsWithinTheSandboxsLimit(t *testing.T) {
 		t.Errorf("%d bytes kept", kept)
 	}
 }
+
+// TestNoInodeIsShared: what two sandboxes both have open can be locked and
+// watched across them, and each watcher slows the others down.
+func TestNoInodeIsShared(t *testing.T) {
+	everyPlan(t, func(t *testing.T, w *world) {
+		script := "for f in /dev /dev/null /dev/zero /dev/tty /dev/shm /dev/pts /dev/mqueue /proc/keys /proc/kcore; do stat -c '%n %d:%i' $f; done"
+		var seen []map[string]string
+		for range 2 {
+			o := w.run(t, w.create(t), process.Spec{Argv: []string{"sh", "-c", script}})
+			m := map[string]string{}
+			for line := range strings.Lines(o.stdout) {
+				name, inode, _ := strings.Cut(strings.TrimSpace(line), " ")
+				m[name] = inode
+			}
+			if len(m) < 7 {
+				t.Fatalf("%q %q", o.stdout, o.stderr)
+			}
+			seen = append(seen, m)
+		}
+		for name, inode := range seen[0] {
+			if seen[1][name] == inode {
+				t.Errorf("%s is %s in both", name, inode)
+			}
+		}
+	})
+}

@@ -163,10 +163,6 @@ func (r *Runtime) spawn(ctx context.Context, name string, g *cgroup.Group, first
 	s.Lo, s.Sysctls, s.Masks, s.ReadOnly = true, sysctls, r.masks, r.readOnly
 	s.ShmSize = max(shmMin, memory/2)
 	var err error
-	if s.Dev, err = r.mounts.Plan().Clone(r.dev, nil); err != nil {
-		return nil, dsec.E(dsec.Internal, "clone /dev for", name, err)
-	}
-	defer s.Dev.Close()
 	if s.Sys, err = r.mounts.Plan().Clone(r.sys, nil); err != nil {
 		return nil, dsec.E(dsec.Internal, "clone /sys for", name, err)
 	}

@@ -171,6 +171,16 @@ static long read_only(const char *path)
 	return e < 0 ? e : cover(m, path);
 }
 
+/* The sandbox's tmpfs is at /dev: shm stays writable, the rest does not. */
+static long dev_shm(void)
+{
+	struct mount_attr shm = { .attr_set = MOUNT_ATTR_NODEV }, ro = { .attr_set = MOUNT_ATTR_RDONLY };
+	long m = again(AT_FDCWD, "/dev/shm"), e = m;
+	if (m >= 0 && (e = sys5(__NR_mount_setattr, m, "", AT_EMPTY_PATH, &shm, sizeof shm)) >= 0 && (e = cover(m, "/dev/shm")) >= 0)
+		e = sys5(__NR_mount_setattr, AT_FDCWD, "/dev", 0, &ro, sizeof ro);
+	return e;
+}
+
 static long write_file(const char *path, const char *data, u32 len, long flags)
 {
 	long fd = sys4(__NR_openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC | flags, 0644), e;
@@ -208,7 +218,7 @@ static long enter_root(long root)
 }
 
 struct op { u8 kind, flags; u16 fd; u32 attr, len1, len2; };   /* then two strings, padded to 8 */
-enum { P_ROOT = 1, P_DIR, P_FILE, P_ATTACH, P_FS, P_MASK, P_READONLY, P_WRITE, P_LO, P_HOSTNAME, P_MOVE };
+enum { P_ROOT = 1, P_DIR, P_FILE, P_ATTACH, P_FS, P_MASK, P_READONLY, P_WRITE, P_LO, P_HOSTNAME, P_MOVE, P_SHM };
 enum { PF_OPTIONAL = 1, PF_NOLINKS = 2, PF_DIRECTORY = 4 };
 
 static long one_op(struct op *o, char *s1, char *s2, int *fds)
@@ -229,6 +239,7 @@ static long one_op(struct op *o, char *s1, char *s2, int *fds)
 	case P_WRITE: return write_file(s1, s2, o->len2 - 1, 0);
 	case P_LO: return lo_up();
 	case P_HOSTNAME: return sys2(__NR_sethostname, s1, o->len1 - 1);
+	case P_SHM: return dev_shm();
 	case P_MOVE: return attach(kept[o->attr], s1, 1);
 	}
 	return -ENOSYS;
