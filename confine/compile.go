@@ -60,7 +60,7 @@ var ruleSets = sync.OnceValue(func() map[Profile]map[string]rule {
 })
 
 func makeRules(p Profile) map[string]rule {
-	rules := conditions()
+	rules := conditions(p)
 	for name := range strings.FieldsSeq(plainCalls) {
 		rules[name] = rule{otherwise: allowed}
 	}

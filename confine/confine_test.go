@@ -66,7 +66,7 @@ func TestNoCallIsInTwoLists(t *testing.T) {
 			note("refusals: "+r.reason, name)
 		}
 	}
-	for name := range conditions() {
+	for name := range conditions(Build) {
 		note("the conditions", name)
 	}
 }
@@ -141,7 +141,7 @@ func run(p []instruction, arch, nr uint32, args [6]uint64) (answer uint32, steps
 }
 
 func answerOf(r Refusal) uint32 {
-	for _, e := range []errno{ignored, ePERM, eNOSYS, ePROTONOSUPPORT, eOPNOTSUPP, eAFNOSUPPORT} {
+	for _, e := range []errno{ignored, ePERM, eACCES, eNOSYS, ePROTONOSUPPORT, eOPNOTSUPP, eAFNOSUPPORT} {
 		if r.Errno == e.String() {
 			return retErrno | uint32(e)
 		}

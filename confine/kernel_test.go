@@ -226,6 +226,9 @@ func TestNewNamespacesAndExoticSocketsAreRefused(t *testing.T) {
 		{`python3 -c 'import socket; socket.socket(38, socket.SOCK_SEQPACKET)'`, "not supported"},
 		{`python3 -c 'import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)'`, "not supported"},
 		{`python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)'`, "not supported"},
+		{`python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 253)'`, "Permission denied"},
+		{`python3 -c 'import socket; socket.socket(socket.AF_INET6, socket.SOCK_DGRAM, 58)'`, "Permission denied"},
+		{`python3 -c 'import fcntl; fcntl.fcntl(open("f","w"), 1024, fcntl.F_WRLCK)'`, "Permission denied"},
 		{`python3 -c 'import fcntl; fcntl.ioctl(0, 0x5412, b"x")'`, "not permitted"},
 		{`python3 -c 'import fcntl; fcntl.ioctl(open("f","w"), 0xc0c0586d, bytes(192))'`, "not permitted"},
 	} {

@@ -101,6 +101,9 @@ func (r *Root) limitV1(name string, l, was Limits) error {
 // together. The kernel demands memory ≤ memory+swap at every moment, so one
 // order works for growing and the other for shrinking.
 func (r *Root) limitMemoryV1(name string, n int64) error {
+	if err := r.limitSocketsV1(name, n); err != nil {
+		return err
+	}
 	d, value := r.v1["memory"], orNone(n, "-1")
 	const limit, withSwap = "/memory.limit_in_bytes", "/memory.memsw.limit_in_bytes"
 	err := d.write(name+limit, value)
@@ -116,6 +119,23 @@ func (r *Root) limitMemoryV1(name string, n int64) error {
 	err = d.write(name+withSwap, value)
 	if errors.Is(err, unix.ENOENT) { // swap is not accounted: at least do not prefer it
 		return d.write(name+"/memory.swappiness", "0")
+	}
+	return err
+}
+
+// socketsLeast is what buffers of sockets may hold in any case.
+const socketsLeast = 16 << 20
+
+// limitSocketsV1 bounds what TCP and UDP buffers hold, which v1 counts beside
+// the rest and only where a limit is set: a quarter of the memory limit. V2 counts
+// them with the rest.
+func (r *Root) limitSocketsV1(name string, n int64) error {
+	if n > 0 {
+		n = max(n/4, socketsLeast)
+	}
+	err := r.v1["memory"].write(name+"/memory.kmem.tcp.limit_in_bytes", orNone(n, "-1"))
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil // a kernel without that counter
 	}
 	return err
 }
