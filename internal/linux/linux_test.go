@@ -186,3 +186,13 @@ func TestParseVersion(t *testing.T) {
 		t.Error("AtLeast compares wrongly")
 	}
 }
+
+func TestRaiseFileMax(t *testing.T) {
+	needRoot(t)
+	if _, err := RaiseFileMax(); err != nil {
+		t.Fatal(err)
+	}
+	if was, err := RaiseFileMax(); err != nil || was != 1<<63-1 {
+		t.Fatal(was, err)
+	}
+}

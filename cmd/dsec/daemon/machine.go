@@ -16,6 +16,7 @@ import (
 	"github.com/opendsec/dsec/internal/embedded"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime/container"
@@ -38,6 +39,12 @@ const openHold = 10 * time.Second
 // sandbox.
 func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 	return []lifecycle.Step{
+		{Name: "file-max", Do: func(context.Context) error {
+			if was, err := linux.RaiseFileMax(); err != nil {
+				log.Warn("one sandbox can use up the open files of the machine: raise fs.file-max", "is", was, "err", err)
+			}
+			return nil
+		}},
 		{Name: "cgroup", Do: func(context.Context) (err error) {
 			m.groups, err = cgroup.Open(s.cgroupName())
 			return err
