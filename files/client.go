@@ -20,6 +20,10 @@ type Client struct {
 	slots chan struct{} // one for each request the other side has not answered
 	loop  sync.WaitGroup
 
+	// Those that last as long as somebody likes do not keep the short ones out.
+	streaming chan struct{}
+	watching  chan struct{}
+
 	mu      sync.Mutex
 	streams map[uint32]*request
 	last    uint32
@@ -39,12 +43,14 @@ var errNotBegun = errors.New("the file service went idle")
 // request is a call in flight.
 type request struct {
 	*stream
-	answer chan *response // one, when it is over
+	answer chan *response  // one, when it is over
+	shares []chan struct{} // of which it has an element
 }
 
 // NewClient speaks to a Serve at the other end of conn, which it owns.
 func NewClient(conn io.ReadWriteCloser) *Client {
-	c := &Client{link: newLink(conn), slots: make(chan struct{}, maxStreams), streams: map[uint32]*request{}}
+	c := &Client{link: newLink(conn), slots: make(chan struct{}, maxStreams), streams: map[uint32]*request{},
+		streaming: make(chan struct{}, maxStreaming), watching: make(chan struct{}, maxWatching)}
 	c.loop.Go(c.read)
 	return c
 }
@@ -106,7 +112,7 @@ func (c *Client) over(id uint32, r *request, resp *response) {
 	r.answer <- resp // has room for it
 	r.finish(io.EOF)
 	r.close()
-	<-c.slots
+	give(r.shares)
 	c.leave()
 }
 
@@ -139,6 +145,45 @@ func (c *Client) leave() {
 	}
 }
 
+// take waits for the right to one more request. A watch beyond the most there
+// may be is refused: none of the others need ever end.
+func (c *Client) take(ctx context.Context, k *call) (shares []chan struct{}, err error) {
+	defer func() {
+		if err != nil {
+			give(shares)
+		}
+	}()
+	if k.op == callWatch {
+		select {
+		case c.watching <- struct{}{}:
+			shares = append(shares, c.watching)
+		default:
+			return nil, dsec.Errorf(dsec.ResourceExhausted, opWatch, dsec.Quote(k.path), "this user has %d watches here", maxWatching)
+		}
+	}
+	wanted := []chan struct{}{c.slots}
+	if k.op.takesBody() || k.op == callRead || k.op == callDownload || k.op == callWatch {
+		wanted = []chan struct{}{c.streaming, c.slots}
+	}
+	for _, w := range wanted {
+		select {
+		case w <- struct{}{}:
+			shares = append(shares, w)
+		case <-ctx.Done():
+			return shares, fail(opNames[k.op], k.path, ctx.Err())
+		case <-c.link.done:
+			return shares, c.link.lost(opNames[k.op], k.path)
+		}
+	}
+	return shares, nil
+}
+
+func give(shares []chan struct{}) {
+	for _, s := range shares {
+		<-s
+	}
+}
+
 // begin sends a request.
 func (c *Client) begin(ctx context.Context, k *call) (*request, error) {
 	if deadline, ok := ctx.Deadline(); ok {
@@ -148,23 +193,20 @@ func (c *Client) begin(ctx context.Context, k *call) (*request, error) {
 	if len(payload) > maxPayload {
 		return nil, invalid(opNames[k.op], k.path, "globs longer than %d bytes", maxPayload)
 	}
-	select {
-	case c.slots <- struct{}{}:
-	case <-ctx.Done():
-		return nil, fail(opNames[k.op], k.path, ctx.Err())
-	case <-c.link.done:
-		return nil, c.link.lost(opNames[k.op], k.path)
+	shares, err := c.take(ctx, k)
+	if err != nil {
+		return nil, err
 	}
 	// Ids must reach the other side in their order, so the lock is held while
 	// the frame is queued; the writer does not need it.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.away {
-		<-c.slots
+		give(shares)
 		return nil, dsec.E(dsec.Unavailable, opNames[k.op], dsec.Quote(k.path), errNotBegun)
 	}
 	c.last++
-	r := &request{stream: newStream(ctx, c.link, c.last), answer: make(chan *response, 1)}
+	r := &request{stream: newStream(ctx, c.link, c.last), answer: make(chan *response, 1), shares: shares}
 	r.inLeft = window
 	c.streams[r.id] = r
 	c.link.tell(frameRequest, r.id, payload)

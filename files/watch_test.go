@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 )
@@ -114,4 +117,44 @@ func TestAWatcherThatErrsEndsTheWatch(t *testing.T) {
 	root := newRoot(t)
 	err := local(t, root).Watch(t.Context(), "/none", true, nil)
 	wantClass(t, err, dsec.FileNotFound)
+}
+
+// TestWatchesDoNotKeepOthersOut: what need not end leaves room for what does.
+func TestWatchesDoNotKeepOthersOut(t *testing.T) {
+	root := newRoot(t)
+	s := service{connected(t, local(t, root), unix.SOCK_STREAM), root}
+	must(t, os.Mkdir(s.host("/d"), 0o755))
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	refused := make(chan error, 200)
+	armed := make(chan struct{}, 200)
+	for range 200 {
+		running.Go(func() {
+			err := s.fs.(Watcher).Watch(ctx, "/d", false, func(Change) error { armed <- struct{}{}; return nil })
+			if dsec.ClassOf(err) != dsec.Canceled {
+				refused <- err
+			}
+		})
+	}
+	for range 200 - maxWatching {
+		wantClass(t, <-refused, dsec.ResourceExhausted, "64 watches")
+	}
+	for range maxWatching {
+		<-armed
+	}
+	if _, err := s.fs.Stat(t.Context(), "/d", true); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	running.Wait()
+	enough := errors.New("enough")
+	for end := time.Now().Add(10 * time.Second); ; { // there is room again, once the other side has let go
+		err := s.fs.(Watcher).Watch(t.Context(), "/d", false, func(Change) error { return enough })
+		if dsec.ClassOf(err) != dsec.ResourceExhausted {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
 }
