@@ -70,7 +70,8 @@ func blame(ctx context.Context, err error) *dsec.Result {
 		cause = dsec.CauseInfraImage
 	case class == dsec.Invalid, class == dsec.Unsupported:
 		cause, by = dsec.CauseTaskInvalid, dsec.InducedBySelf
-	case class == dsec.FileNotFound, class == dsec.NotFound, class == dsec.NotADirectory, class == dsec.PermissionDenied:
+	case class == dsec.FileNotFound, class == dsec.NotFound, class == dsec.NotADirectory,
+		class == dsec.IsADirectory, class == dsec.FileExists, class == dsec.PermissionDenied:
 		cause, by = dsec.CauseTaskSetup, dsec.InducedBySelf
 	case phase == "create":
 		cause = dsec.CauseInfraControlPlane

@@ -277,3 +277,31 @@ func TestNothingIsLeft(t *testing.T) {
 		return f <= fds+4*idle
 	})
 }
+
+// TestTooManyCommandsAreRefused: the hold must not run out of descriptors for
+// the commands of others.
+func TestTooManyCommandsAreRefused(t *testing.T) {
+	self, err := os.Executable()
+	must(t, err)
+	b := newBed(t, func(o *Options) { // with so few, the least that is allowed is 64
+		o.Command = []string{"/bin/sh", "-c", `ulimit -n 600; exec "$0" "$@"`, self}
+	})
+	x := b.box()
+	var procs []process.Process
+	for range 64 {
+		procs = append(procs, x.start(x.spec("sleep", "60")))
+	}
+	_, err = b.c.Exec(ctx(t), x.spec("sleep", "60"))
+	wantClass(t, err, "resource_exhausted", "64 commands run")
+	must(t, procs[0].Kill(ctx(t)))
+	_, err = procs[0].Wait(ctx(t))
+	must(t, err)
+	poll(t, "room for one more", func() bool {
+		p, err := b.c.Exec(ctx(t), x.spec("true"))
+		if err != nil {
+			return false
+		}
+		finishCommand(t, p)
+		return true
+	})
+}

@@ -168,6 +168,13 @@ func runServer(args []string) error {
 	return nil
 }
 
+// Descriptors: what a running command keeps open, and what commands must leave
+// to sandboxes, helpers and starts.
+const (
+	fdsOfExec   = 4
+	reservedFDs = 8192
+)
+
 func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
@@ -194,6 +201,7 @@ func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
 	}
 	s := &server{socket: c.Socket, version: c.Version, started: time.Now(), log: log, lis: lis, lock: lock, quit: make(chan struct{}), respawn: make(chan respawn),
 		store: map[string]*os.File{}, sandboxes: map[string]*sandbox{}, lingering: map[string]struct{}{}}
+	s.most = max(64, (int(min(lim.Cur, 1<<30))-reservedFDs)/fdsOfExec)
 	unix.CloseOnExec(helperFD)
 	s.helper = os.NewFile(helperFD, "helper")
 	if s.null, err = openPlain(os.DevNull, unix.O_RDONLY); err != nil {

@@ -98,6 +98,7 @@ func (e *execution) watch() {
 	e.sb.s.emit(wireEvent{Event: Event{Type: ExecExited, Sandbox: e.sb.name(), Exec: e.spec.Spec.ID, Result: r}, Kept: e.keptSmall()})
 	close(e.done)
 	_ = e.pidfd.Close()
+	e.sb.s.running.Add(-1)
 	e.sb.s.removeCgroup(e.group)
 	close(e.gone)
 }

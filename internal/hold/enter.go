@@ -66,11 +66,14 @@ func expect(ctl *packets, p *plan) ([]*os.File, error) {
 		return files, nil
 	}
 	closeAll(files)
-	words := a.stepName()
+	words, errno := a.stepName(), a.errno()
 	if i := int(a.Step) - stepPlan; p != nil && i >= 0 && i < len(p.words) {
 		words = p.words[i]
+		if p.kinds[i] == planMove && errno == unix.EINVAL { // how the kernel says that it is a file
+			errno = unix.ENOTDIR
+		}
 	}
-	return nil, fmt.Errorf("%s: %w", words, a.errno())
+	return nil, fmt.Errorf("%s: %w", words, errno)
 }
 
 // run has PID 1 carry out a plan.

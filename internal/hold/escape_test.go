@@ -119,5 +119,11 @@ func TestHostileRootIsRefused(t *testing.T) {
 		err := b.c.Enter(ctx(t), EnterSpec{ID: x.id, Root: m})
 		wantClass(t, err, "invalid", target)
 		must(t, b.c.RemoveSandbox(ctx(t), x.id))
+		x, _ = b.spawn(nil)
+		m = root(t, testBase)
+		must(t, os.WriteFile(fmt.Sprintf("/proc/self/fd/%d%s", m.Fd(), target), nil, 0o644))
+		err = b.c.Enter(ctx(t), EnterSpec{ID: x.id, Root: m})
+		wantClass(t, err, "invalid", target)
+		must(t, b.c.RemoveSandbox(ctx(t), x.id))
 	}
 }

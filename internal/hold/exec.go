@@ -73,7 +73,7 @@ func (s *server) exec(w wireExec) (*execution, error) {
 	if before != nil {
 		<-before.gone // its cgroup has the name of ours
 	}
-	if err := e.start(); err != nil {
+	if err := e.admitted(); err != nil {
 		sb.mu.Lock()
 		delete(sb.execs, id)
 		sb.mu.Unlock()
@@ -89,6 +89,20 @@ func (s *server) exec(w wireExec) (*execution, error) {
 	close(e.started)
 	go e.watch()
 	return e, nil
+}
+
+// admitted starts it, if not so many run that the hold could serve no other.
+func (e *execution) admitted() error {
+	s := e.sb.s
+	if s.running.Add(1) > int64(s.most) {
+		s.running.Add(-1)
+		return dsec.Errorf(dsec.ResourceExhausted, "exec", e.spec.Spec.ID, "%d commands run on this machine, as many as its limit of open files allows", s.most)
+	}
+	err := e.start()
+	if err != nil {
+		s.running.Add(-1)
+	}
+	return err
 }
 
 // same waits for the start of an execution with our id and compares.

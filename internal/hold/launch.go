@@ -149,7 +149,7 @@ func (l *launch) follow(report *packets) (c *child, pty *os.File, err error) {
 			if err == nil && errors.Is(rerr, net.ErrClosed) {
 				rerr = &launchError{answer{Step: stepSetns, Errno: int32(unix.ESRCH)}}
 			} else if err == nil {
-				rerr = dsec.E(dsec.Timeout, "exec", l.sb.name(), rerr)
+				rerr = dsec.Errorf(dsec.Timeout, "exec", l.sb.name(), "it did not start within %v: stopped by something inside? %w", nativeWait, rerr)
 			}
 			_ = killCgroup(l.group)
 			reapStray(l.group)

@@ -45,6 +45,7 @@ type plan struct {
 	b     []byte
 	files []*os.File
 	words []string
+	kinds []uint8
 }
 
 // operation is one entry of a plan without its texts.
@@ -76,7 +77,7 @@ func (p *plan) op(o operation, texts ...string) {
 	for len(p.b)%8 != 0 {
 		p.b = append(p.b, 0)
 	}
-	p.words = append(p.words, o.words)
+	p.words, p.kinds = append(p.words, o.words), append(p.kinds, o.kind)
 }
 
 func (p *plan) file(f *os.File) int {

@@ -36,6 +36,9 @@ type server struct {
 
 	warmth warmth
 
+	most    int          // commands that may run
+	running atomic.Int64 // commands that do, or are being started
+
 	mu        sync.Mutex
 	client    *session
 	store     map[string]*os.File

@@ -16,8 +16,9 @@ import (
 	"github.com/opendsec/dsec/process"
 )
 
-// startLimit is how long the start of a command may take.
-const startLimit = 30 * time.Second
+// startLimit is how long the start of a command may take; the hold gives up
+// before, and says at what.
+const startLimit = 45 * time.Second
 
 // Exec starts a command. A context that ends while it starts does not stop it.
 func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error) {

@@ -352,3 +352,29 @@ func TestNoInodeIsShared(t *testing.T) {
 		}
 	})
 }
+
+// TestRootsThatCannotBeSetUpAreTheImagesFault: a layer that has something else
+// where a directory must be is no failure of the platform.
+func TestRootsThatCannotBeSetUpAreTheImagesFault(t *testing.T) {
+	w := newWorld(t)
+	for name, fill := range map[string]func(dir string) error{
+		"etc leads nowhere": func(dir string) error { return os.Symlink("/tmp/x", filepath.Join(dir, "etc")) },
+		"etc is a file":     func(dir string) error { return os.WriteFile(filepath.Join(dir, "etc"), nil, 0o644) },
+		"etc is a loop":     func(dir string) error { return os.Symlink("etc", filepath.Join(dir, "etc")) },
+		"hosts is a directory": func(dir string) error {
+			return os.MkdirAll(filepath.Join(dir, "etc/hosts/x"), 0o755)
+		},
+		"dev is a file":  func(dir string) error { return os.WriteFile(filepath.Join(dir, "dev"), nil, 0o644) },
+		"proc is a link": func(dir string) error { return os.Symlink("/tmp", filepath.Join(dir, "proc")) },
+		"sys is a fifo":  func(dir string) error { return unix.Mkfifo(filepath.Join(dir, "sys"), 0o644) },
+	} {
+		bad := newLayer(t, fill)
+		_, err := w.r.Create(t.Context(), request(t, func(r *runtime.Request) { r.Layers.Layers = []layer.Local{bad} }))
+		switch dsec.ClassOf(err) {
+		case dsec.NotADirectory, dsec.IsADirectory, dsec.Invalid:
+		default:
+			t.Errorf("%s: %v", name, err)
+		}
+		w.wantNothing(t)
+	}
+}

@@ -58,7 +58,10 @@ func diskError(op, object string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return dsec.E(dsec.NoSpace, op, object, err)
-	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+	case errors.Is(err, unix.EISDIR):
+		return dsec.E(dsec.IsADirectory, op, object, err)
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOENT),
+		errors.Is(err, unix.ENAMETOOLONG): // EEXIST: a link that leads nowhere
 		return dsec.E(dsec.NotADirectory, op, object, err)
 	}
 	return dsec.E(dsec.Internal, op, object, err)
