@@ -144,7 +144,7 @@ func (n *thinNode) Renew(ctx context.Context, id dsec.SandboxID, _ time.Duration
 	return n.Get(ctx, id)
 }
 
-func (n *thinNode) Commit(context.Context, dsec.SandboxID, string, string) (string, error) {
+func (n *thinNode) Commit(context.Context, dsec.SandboxID, layer.Tag, string) (string, error) {
 	return "sha256:0", nil
 }
 

@@ -29,18 +29,9 @@ func (g *Gateway) handler() http.Handler {
 	mount(dsecv1connect.NewLayersHandler(&layers{g}, one...))
 	mount(dsecv1connect.NewSystemHandler(&system{g}, one...))
 	mount(dsecv1connect.NewKeysHandler(&keys{g}, one...))
-	raw := func(pattern string, fn func(http.ResponseWriter, *http.Request) error) {
+	for pattern, fn := range g.raw() {
 		m.Handle(pattern, g.authenticated(rawHandler(fn)))
 	}
-	raw("GET /v1/sandboxes/{id}/files", g.readFile)
-	raw("PUT /v1/sandboxes/{id}/files", g.writeFile)
-	raw("GET /v1/sandboxes/{id}/tree", g.downloadTree)
-	raw("PUT /v1/sandboxes/{id}/tree", g.uploadTree)
-	raw("PUT /v1/sandboxes/{id}/execs/{exec}/stdin", g.feedStdin)
-	raw("POST /v1/layers/upload", g.uploadLayer)
-	raw("GET /v1/sandboxes/{id}/tunnel/{port}", g.tunnel)
-	raw("/v1/sandboxes/{id}/ports/{port}/{rest...}", g.port)
-	raw("GET /v1/nodes/{node}/metrics", g.nodeMetrics)
 	m.HandleFunc("GET /healthz", g.healthz)
 	m.HandleFunc("GET /readyz", g.readyz)
 	m.Handle("GET /metrics", g.authenticated(g.metrics.handler()))
@@ -48,6 +39,21 @@ func (g *Gateway) handler() http.Handler {
 		refuse(w, r, dsec.Errorf(dsec.NotFound, "route", r.URL.Path, "no such endpoint"))
 	})
 	return g.observe(g.hosts(g.bounded(m)), m)
+}
+
+// raw is every route of bytes, ports and tunnels.
+func (g *Gateway) raw() map[string]func(http.ResponseWriter, *http.Request) error {
+	return map[string]func(http.ResponseWriter, *http.Request) error{
+		"GET /v1/sandboxes/{id}/files":              g.readFile,
+		"PUT /v1/sandboxes/{id}/files":              g.writeFile,
+		"GET /v1/sandboxes/{id}/tree":               g.downloadTree,
+		"PUT /v1/sandboxes/{id}/tree":               g.uploadTree,
+		"PUT /v1/sandboxes/{id}/execs/{exec}/stdin": g.feedStdin,
+		"POST /v1/layers/upload":                    g.uploadLayer,
+		"GET /v1/sandboxes/{id}/tunnel/{port}":      g.tunnel,
+		"/v1/sandboxes/{id}/ports/{port}/{rest...}": g.port,
+		"GET /v1/nodes/{node}/metrics":              g.nodeMetrics,
+	}
 }
 
 func (g *Gateway) connectOptions(most int) []connect.HandlerOption {

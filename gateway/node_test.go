@@ -136,15 +136,38 @@ func TestErrorSaysHowTheSandboxEnded(t *testing.T) {
 
 // shelf is a layer store that swallows tars.
 type shelf struct {
-	mu   sync.Mutex
-	list map[string]nodeapi.Layer
+	*shelved
+	project string
+}
+
+type shelved struct {
+	mu     sync.Mutex
+	list   map[string]nodeapi.Layer
+	owners map[string]string // of tags
+	made   int               // layers
+}
+
+func newShelf() *shelf {
+	return &shelf{shelved: &shelved{list: map[string]nodeapi.Layer{}, owners: map[string]string{}}}
+}
+
+func (s *shelf) For(project string) nodeapi.Layers { return &shelf{s.shelved, project} }
+
+func (s *shelf) MayTag(_ context.Context, tag dsec.LayerRef) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if owner, ok := s.owners[string(tag)]; ok && s.project != "" && owner != s.project {
+		return dsec.Errorf(dsec.PermissionDenied, "tag layer", string(tag), "it is not of project %s", s.project)
+	}
+	return nil
 }
 
 func (s *shelf) put(tag, source string, size int64) nodeapi.Layer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := nodeapi.Layer{Info: layer.Info{Digest: "sha256:0", Source: source, DataSize: size}, Tags: []string{tag}}
-	s.list[tag] = l
+	s.list[tag], s.owners[tag] = l, s.project
+	s.made++
 	return l
 }
 
@@ -213,7 +236,7 @@ func (s *shelf) Tag(ctx context.Context, ref, tag dsec.LayerRef) error {
 func TestLayersThroughTheGateway(t *testing.T) {
 	n := newThinNode()
 	t.Cleanup(func() { _ = n.rt.Close() })
-	e := (&env{t: t, node: n, service: n, layers: &shelf{list: map[string]nodeapi.Layer{}}}).start()
+	e := (&env{t: t, node: n, service: n, layers: newShelf()}).start()
 	c, ctx := e.local(), t.Context()
 	var phases []string
 	l, err := c.Import(ctx, "registry/base:1", "base:1", func(p client.Progress) { phases = append(phases, p.Phase) })

@@ -44,8 +44,19 @@ type Set struct {
 	Config image.Config // of the base, overlaid by those above
 }
 
+// Tag is a name for a layer, and whose it is. A tag of a project is seen and
+// moved by that project only; one of nobody is seen by everybody and moved by
+// admins. There is one namespace: a name that is taken is taken for all.
+type Tag struct {
+	Name    string
+	Project string // "": nobody's
+}
+
 // Store is what a node needs of the layer store.
 type Store interface {
+	// For is the store as a project sees it: of tags only its own and those of
+	// nobody. "" sees all, as does the store itself.
+	For(project string) Store
 	// Acquire resolves refs (tags or digests, bottom first), makes the layers
 	// whole and verified here, and leases them under the name until Release.
 	// The same name and refs again return the same set. NotFound names the ref.

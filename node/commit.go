@@ -12,11 +12,11 @@ import (
 
 // Commit implements Service: it stops the sandbox, makes a layer of what was
 // changed in it, and tags that. The sandbox stays stopped.
-func (n *Node) Commit(ctx context.Context, id dsec.SandboxID, tag string, callID string) (digest string, err error) {
-	if err := layer.CheckTag(tag); err != nil {
+func (n *Node) Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, callID string) (digest string, err error) {
+	if err := layer.CheckTag(tag.Name); err != nil {
 		return "", dsec.E(dsec.Invalid, "commit sandbox", string(id), err)
 	}
-	return n.once(ctx, "commit", id, callID, tag, func(t *turn) (string, error) {
+	return n.once(ctx, "commit", id, callID, tag.Name, func(t *turn) (string, error) {
 		s, ok := t.rt.(runtime.Snapshotter)
 		if !ok || n.cfg.Import == nil {
 			return "", t.unsupported("commit sandbox")
@@ -38,8 +38,8 @@ func (n *Node) Commit(ctx context.Context, id dsec.SandboxID, tag string, callID
 }
 
 // snapshot pipes the sandbox's writable layer into the importer.
-func (n *Node) snapshot(ctx context.Context, b *box, s runtime.Snapshotter, tag string) (string, error) {
-	set, err := n.cfg.Store.Acquire(ctx, string(b.id), refsOf(b.rec.Spec)) // the same set again: for its config
+func (n *Node) snapshot(ctx context.Context, b *box, s runtime.Snapshotter, tag layer.Tag) (string, error) {
+	set, err := n.cfg.Store.For(b.rec.Project).Acquire(ctx, string(b.id), refsOf(b.rec.Spec)) // the same set again: for its config
 	if err != nil {
 		return "", dsec.E(dsec.ClassOf(err), "commit sandbox", string(b.id), err)
 	}

@@ -19,7 +19,7 @@ import (
 
 // Importer makes a layer of a tar of a writable layer, tags it and returns its
 // digest.
-type Importer func(ctx context.Context, tar io.Reader, tag string, base image.Config) (digest string, err error)
+type Importer func(ctx context.Context, tar io.Reader, tag layer.Tag, base image.Config) (digest string, err error)
 
 // Config is all a node needs. Zero fields without a comment are required.
 type Config struct {

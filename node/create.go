@@ -308,7 +308,7 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 	times, err := lifecycle.Run(ctx, "node.build",
 		lifecycle.Step{Name: "layers",
 			Do: func(ctx context.Context) (err error) {
-				if set, err = n.cfg.Store.Acquire(ctx, string(b.id), refsOf(spec)); err != nil {
+				if set, err = n.cfg.Store.For(b.rec.Project).Acquire(ctx, string(b.id), refsOf(spec)); err != nil {
 					err = errors.Join(&buildError{err, false}, n.release(ctx, b))
 				}
 				return err

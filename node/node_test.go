@@ -29,6 +29,8 @@ type memStore struct {
 	leases map[string]bool
 }
 
+func (s *memStore) For(string) layer.Store { return s }
+
 func (s *memStore) Acquire(ctx context.Context, lease string, refs []dsec.LayerRef) (layer.Set, error) {
 	set := layer.Set{Lease: lease}
 	for _, r := range refs {

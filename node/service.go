@@ -21,6 +21,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -73,7 +74,8 @@ type Service interface {
 	Resume(ctx context.Context, id dsec.SandboxID, callID string) (Sandbox, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(ctx context.Context, id dsec.SandboxID, lifetime time.Duration, callID string) (Sandbox, error)
-	Commit(ctx context.Context, id dsec.SandboxID, tag string, callID string) (digest string, err error)
+	// Commit gives the layer the tag, and the tag to its project.
+	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, callID string) (digest string, err error)
 }
 
 // Inside is what reaches into a sandbox. Exec and Dial resume a paused sandbox

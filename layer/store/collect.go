@@ -15,6 +15,7 @@ import (
 // removes them from this machine; the blob store, which others use, is not
 // touched.
 func (s *Store) Collect(ctx context.Context, dry bool) ([]layer.Info, error) {
+	s = s.View("") // what keeps a layer is everybody's
 	s.mu.Lock()
 	all, err := s.listLocked()
 	s.mu.Unlock()
@@ -72,6 +73,7 @@ func (s *Store) Remove(ctx context.Context, ref dsec.LayerRef) error {
 
 // drop removes a layer unless something keeps it.
 func (s *Store) drop(d layer.Digest, grace time.Duration) (removed bool, err error) {
+	s = s.View("")
 	s.mu.Lock()
 	to, err := s.unlinkLocked(d, grace)
 	s.mu.Unlock()

@@ -32,7 +32,7 @@ func (s *Store) Import(ctx context.Context, source, tag string, opts image.Optio
 // ImportAt is Import of a source that has been located.
 func (s *Store) ImportAt(ctx context.Context, loc image.Location, tag string, opts image.Options) (layer.Info, error) {
 	const op = "import layer"
-	if err := checkTag(tag); err != nil {
+	if err := s.checkTag(tag); err != nil {
 		return layer.Info{}, err
 	}
 	key, err := json.Marshal([]any{loc, opts})
@@ -61,7 +61,7 @@ type Tar struct {
 // ImportTar makes a layer of a tar stream and points the tag to it, unless the
 // tag is empty.
 func (s *Store) ImportTar(ctx context.Context, t Tar, tag string, opts image.Options) (layer.Info, error) {
-	if err := checkTag(tag); err != nil {
+	if err := s.checkTag(tag); err != nil {
 		return layer.Info{}, err
 	}
 	in, fed, err := feed(t.R)
@@ -102,11 +102,11 @@ func feed(r io.Reader) (*os.File, <-chan error, error) {
 	return in, fed, nil
 }
 
-func checkTag(tag string) error {
+func (s *Store) checkTag(tag string) error {
 	if tag == "" {
 		return nil
 	}
-	return layer.CheckTag(tag)
+	return s.MayTag(tag)
 }
 
 // convert makes a layer in tmp and moves it to its place.

@@ -65,11 +65,16 @@ type Entry struct {
 	LastUse time.Time `json:"last_use"`
 }
 
-// List describes every layer that is here, in the order of digests.
+// List describes every layer that is here, in the order of digests; to a
+// project those it has a name for.
 func (s *Store) List(context.Context) ([]Entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.listLocked()
+	all, err := s.listLocked()
+	if s.project == "" {
+		return all, err
+	}
+	return slices.DeleteFunc(all, func(e Entry) bool { return len(e.Tags) == 0 }), err
 }
 
 func (s *Store) listLocked() ([]Entry, error) {
@@ -92,7 +97,7 @@ func (s *Store) listLocked() ([]Entry, error) {
 	return out, nil
 }
 
-func (s *Store) entryLocked(d layer.Digest, tags map[string]layer.Digest) (Entry, error) {
+func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged) (Entry, error) {
 	l, err := s.localLocked(d)
 	if err != nil {
 		return Entry{}, err
@@ -102,8 +107,8 @@ func (s *Store) entryLocked(d layer.Digest, tags map[string]layer.Digest) (Entry
 		return Entry{}, diskError("read layer", string(d), err)
 	}
 	e := Entry{Info: l.Info, LastUse: st.ModTime()}
-	for tag, to := range tags {
-		if to == d {
+	for tag, t := range tags {
+		if t.digest == d && s.sees(t.project) {
 			e.Tags = append(e.Tags, tag)
 		}
 	}

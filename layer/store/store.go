@@ -4,7 +4,7 @@
 // # On disk
 //
 //	layers/<hex>/{manifest,meta,data,chunks,info}  one whole, verified layer each
-//	tags/<tag>      a digest
+//	tags/<tag>      a digest; in a second line the project the tag belongs to, if to any
 //	leases/<name>   the refs and digests that a lease keeps, as JSON
 //	tmp/            work in progress; emptied at Open
 //	lock            held while the store is open
@@ -51,8 +51,14 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Store implements layer.Store.
+// Store implements layer.Store, for everybody or, made by For, for a project.
 type Store struct {
+	*shared
+	project string // whose tags are seen and made; "": everybody's
+}
+
+// shared is what the views of a store have in common.
+type shared struct {
 	dir  string
 	opts Options
 	lock *os.File
@@ -64,6 +70,12 @@ type Store struct {
 }
 
 var _ layer.Store = (*Store)(nil)
+
+// For implements layer.Store.
+func (s *Store) For(project string) layer.Store { return s.View(project) }
+
+// View is For with all that the store can.
+func (s *Store) View(project string) *Store { return &Store{shared: s.shared, project: project} }
 
 // Open opens the store in the directory, which it makes if there is none. A
 // store has one opener at a time.
@@ -91,7 +103,8 @@ func Open(dir string, opts Options) (*Store, error) {
 		lock.Close()
 		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
 	}
-	s := &Store{dir: dir, opts: opts, lock: lock, leases: map[string]lease{}, jobs: map[string]*job{}, known: map[layer.Digest]layer.Local{}}
+	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, leases: map[string]lease{}, jobs: map[string]*job{},
+		known: map[layer.Digest]layer.Local{}}}
 	if err := errors.Join(s.sweep(), s.loadLeases()); err != nil {
 		lock.Close()
 		return nil, diskError(op, dir, err)

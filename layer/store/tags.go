@@ -26,7 +26,53 @@ func tagFile(tag string) (string, error) {
 	return path.Join("tags", strings.ReplaceAll(tag, "/", "%")), nil
 }
 
-// Tag points a name to a layer that is here. It replaces what the name meant.
+// tagged is what a tag says.
+type tagged struct {
+	digest  layer.Digest
+	project string // whose it is; "": nobody's
+}
+
+func (t tagged) encode() []byte {
+	b := []byte(t.digest + "\n")
+	if t.project != "" {
+		b = append(b, t.project+"\n"...)
+	}
+	return b
+}
+
+func decodeTagged(b []byte) (t tagged, err error) {
+	first, second, _ := strings.Cut(string(b), "\n")
+	t.project = strings.TrimSuffix(second, "\n")
+	t.digest, err = layer.ParseDigest(first)
+	return t, err
+}
+
+// sees tells whether a tag of a project exists for this view.
+func (s *Store) sees(project string) bool {
+	return s.project == "" || project == "" || project == s.project
+}
+
+// MayTag says whether this view may make a name mean something, so that a long
+// work for it is not begun in vain.
+func (s *Store) MayTag(tag string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mayTagLocked(tag)
+}
+
+func (s *Store) mayTagLocked(tag string) error {
+	t, err := s.readTagLocked(tag)
+	switch {
+	case dsec.ClassOf(err) == dsec.NotFound:
+		return nil
+	case err != nil || s.project == "" || t.project == s.project:
+		return err
+	}
+	return dsec.Errorf(dsec.PermissionDenied, "tag layer", dsec.Quote(tag), "the tag is not of project %s", s.project)
+}
+
+// Tag points a name to a layer that is here. It replaces what the name meant,
+// and whose it was.
 func (s *Store) Tag(_ context.Context, tag string, d layer.Digest) error {
 	const op = "tag layer"
 	file, err := tagFile(tag)
@@ -35,10 +81,13 @@ func (s *Store) Tag(_ context.Context, tag string, d layer.Digest) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.mayTagLocked(tag); err != nil {
+		return err
+	}
 	if _, err := s.manifest(d); err != nil {
 		return err
 	}
-	if err := s.writeFile(file, []byte(d+"\n"), true); err != nil {
+	if err := s.writeFile(file, tagged{d, s.project}.encode(), true); err != nil {
 		return diskError(op, tag, err)
 	}
 	return nil
@@ -52,52 +101,71 @@ func (s *Store) Untag(_ context.Context, tag string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.mayTagLocked(tag); err != nil {
+		return err
+	}
 	if err := os.Remove(s.path(file)); err != nil {
 		return diskError("untag layer", tag, err)
 	}
 	return nil
 }
 
-// Tags maps every name to its layer.
+// Tags maps every name this view sees to its layer.
 func (s *Store) Tags(_ context.Context) (map[string]layer.Digest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.tagsLocked()
+	all, err := s.tagsLocked()
+	tags := map[string]layer.Digest{}
+	for tag, t := range all {
+		if s.sees(t.project) {
+			tags[tag] = t.digest
+		}
+	}
+	return tags, err
 }
 
-func (s *Store) tagsLocked() (map[string]layer.Digest, error) {
+// tagsLocked maps every name there is.
+func (s *Store) tagsLocked() (map[string]tagged, error) {
 	files, err := os.ReadDir(s.path("tags"))
 	if err != nil {
 		return nil, diskError("list tags", s.dir, err)
 	}
-	tags := map[string]layer.Digest{}
+	tags := map[string]tagged{}
 	for _, f := range files {
 		tag := strings.ReplaceAll(f.Name(), "%", "/")
-		d, err := s.resolveLocked(dsec.LayerRef(tag))
+		t, err := s.readTagLocked(tag)
 		if err != nil {
 			return nil, err
 		}
-		tags[tag] = d
+		tags[tag] = t
 	}
 	return tags, nil
 }
 
-// resolveLocked turns a ref into a digest; it need not be here.
-func (s *Store) resolveLocked(ref dsec.LayerRef) (layer.Digest, error) {
+func (s *Store) readTagLocked(tag string) (tagged, error) {
 	const op = "resolve layer"
-	if strings.HasPrefix(string(ref), "sha256:") {
-		return layer.ParseDigest(string(ref))
-	}
-	file, err := tagFile(string(ref))
+	file, err := tagFile(tag)
 	if err != nil {
-		return "", err
+		return tagged{}, err
 	}
 	b, err := os.ReadFile(s.path(file))
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", dsec.Errorf(dsec.NotFound, op, dsec.Quote(string(ref)), "no layer of that name")
+		return tagged{}, dsec.Errorf(dsec.NotFound, op, dsec.Quote(tag), "no layer of that name")
 	}
 	if err != nil {
-		return "", diskError(op, string(ref), err)
+		return tagged{}, diskError(op, tag, err)
 	}
-	return layer.ParseDigest(strings.TrimSuffix(string(b), "\n"))
+	return decodeTagged(b)
+}
+
+// resolveLocked turns a ref into a digest; it need not be here.
+func (s *Store) resolveLocked(ref dsec.LayerRef) (layer.Digest, error) {
+	if strings.HasPrefix(string(ref), "sha256:") {
+		return layer.ParseDigest(string(ref))
+	}
+	t, err := s.readTagLocked(string(ref))
+	if err == nil && !s.sees(t.project) {
+		err = dsec.Errorf(dsec.NotFound, "resolve layer", dsec.Quote(string(ref)), "no layer of that name in project %s", s.project)
+	}
+	return t.digest, err
 }

@@ -15,6 +15,10 @@ import (
 // Layers is what a node offers of its layer store and image conversion.
 // Errors are *dsec.Error; the same CallID gives the same layer.
 type Layers interface {
+	// For is what a project sees and may do, see layer.Tag; "" everything.
+	For(project string) Layers
+	// MayTag says whether a tag may be made or moved: PermissionDenied if not.
+	MayTag(ctx context.Context, tag dsec.LayerRef) error
 	// Import makes a layer of an image, Build one of a tree.
 	Import(ctx context.Context, r Import, progress func(Progress)) (Layer, error)
 	Build(ctx context.Context, r Build, progress func(Progress)) (Layer, error)
@@ -56,15 +60,16 @@ type Progress struct {
 	Done, Total int64  // bytes; Total 0: unknown
 }
 
-func (s *Server) store() (Layers, error) {
+// store as a caller sees it.
+func (s *Server) store(who caller) (Layers, error) {
 	if s.cfg.Layers == nil {
 		return nil, dsec.Errorf(dsec.Unsupported, "open layers", string(s.cfg.Node), "this agent has no layer store")
 	}
-	return s.cfg.Layers, nil
+	return s.cfg.Layers.For(who.project), nil
 }
 
-func (s *Server) layers(ctx context.Context, _ caller, _ *dsecv1.ListLayersRequest) (proto.Message, error) {
-	store, err := s.store()
+func (s *Server) layers(ctx context.Context, who caller, _ *dsecv1.ListLayersRequest) (proto.Message, error) {
+	store, err := s.store(who)
 	if err != nil {
 		return nil, err
 	}
@@ -79,8 +84,8 @@ func (s *Server) layers(ctx context.Context, _ caller, _ *dsecv1.ListLayersReque
 	return resp, nil
 }
 
-func (s *Server) inspectLayer(ctx context.Context, _ caller, req *dsecv1.InspectRequest) (proto.Message, error) {
-	store, err := s.store()
+func (s *Server) inspectLayer(ctx context.Context, who caller, req *dsecv1.InspectRequest) (proto.Message, error) {
+	store, err := s.store(who)
 	if err != nil {
 		return nil, err
 	}
@@ -91,8 +96,8 @@ func (s *Server) inspectLayer(ctx context.Context, _ caller, req *dsecv1.Inspect
 	return &dsecv1.InspectResponse{Layer: wire.Layer(l.Info, l.Tags)}, nil
 }
 
-func (s *Server) removeLayer(ctx context.Context, _ caller, req *dsecv1.RemoveLayerRequest) (proto.Message, error) {
-	store, err := s.store()
+func (s *Server) removeLayer(ctx context.Context, who caller, req *dsecv1.RemoveLayerRequest) (proto.Message, error) {
+	store, err := s.store(who)
 	if err != nil {
 		return nil, err
 	}
@@ -100,9 +105,12 @@ func (s *Server) removeLayer(ctx context.Context, _ caller, req *dsecv1.RemoveLa
 	return &dsecv1.RemoveLayerResponse{Existed: existed}, err
 }
 
-func (s *Server) tagLayer(ctx context.Context, _ caller, req *dsecv1.TagRequest) (proto.Message, error) {
-	store, err := s.store()
+func (s *Server) tagLayer(ctx context.Context, who caller, req *dsecv1.TagRequest) (proto.Message, error) {
+	store, err := s.store(who)
 	if err != nil {
+		return nil, err
+	}
+	if err := store.MayTag(ctx, dsec.LayerRef(req.Tag)); err != nil {
 		return nil, err
 	}
 	return &dsecv1.TagResponse{}, store.Tag(ctx, dsec.LayerRef(req.Ref), dsec.LayerRef(req.Tag))

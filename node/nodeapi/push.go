@@ -115,7 +115,7 @@ func (s *Server) serveImport(w http.ResponseWriter, r *http.Request) {
 			return err
 		}
 		in := Import{Source: req.Source, Tag: req.Tag, Arch: req.Arch, CallID: req.CallId}
-		return s.makeLayer(w, r, func(ctx context.Context, store Layers, progress func(Progress)) (Layer, error) {
+		return s.makeLayer(w, r, req.Tag, func(ctx context.Context, store Layers, progress func(Progress)) (Layer, error) {
 			return store.Import(ctx, in, progress)
 		})
 	})(w, r)
@@ -128,7 +128,7 @@ func (s *Server) serveBuild(w http.ResponseWriter, r *http.Request) {
 			return err
 		}
 		b := Build{Source: req.Source, Tag: req.Tag, At: req.At, Owner: req.Owner, CallID: req.CallId}
-		return s.makeLayer(w, r, func(ctx context.Context, store Layers, progress func(Progress)) (Layer, error) {
+		return s.makeLayer(w, r, req.Tag, func(ctx context.Context, store Layers, progress func(Progress)) (Layer, error) {
 			return store.Build(ctx, b, progress)
 		})
 	})(w, r)
@@ -149,7 +149,7 @@ func (s *Server) serveUpload(w http.ResponseWriter, r *http.Request) {
 		// A body that was refused is read on: net/http panics over one that is left
 		// in the middle when reading and answering overlap.
 		defer func() { _, _ = io.CopyN(io.Discard, body, maxRefused) }()
-		return s.makeLayer(w, r, func(ctx context.Context, store Layers, progress func(Progress)) (Layer, error) {
+		return s.makeLayer(w, r, q.Get("tag"), func(ctx context.Context, store Layers, progress func(Progress)) (Layer, error) {
 			if q.Get("kind") == "import" {
 				return store.Import(ctx, Import{Source: q.Get("source"), Tar: body, Tag: q.Get("tag"), CallID: q.Get("call_id")}, progress)
 			}
@@ -159,9 +159,13 @@ func (s *Server) serveUpload(w http.ResponseWriter, r *http.Request) {
 	})(w, r)
 }
 
-// makeLayer answers with progress and, last, the layer.
-func (s *Server) makeLayer(w http.ResponseWriter, r *http.Request, fn func(ctx context.Context, store Layers, progress func(Progress)) (Layer, error)) error {
-	store, err := s.store()
+// makeLayer answers with progress and, last, the layer. A tag that the caller
+// may not move is refused before anything is read.
+func (s *Server) makeLayer(w http.ResponseWriter, r *http.Request, tag string, fn func(ctx context.Context, store Layers, progress func(Progress)) (Layer, error)) error {
+	store, err := s.store(who(r))
+	if err == nil && tag != "" {
+		err = store.MayTag(r.Context(), dsec.LayerRef(tag))
+	}
 	if err != nil {
 		return err
 	}

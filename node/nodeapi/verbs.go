@@ -9,6 +9,7 @@ import (
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
 	"github.com/opendsec/dsec/api/wire"
+	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/node"
 )
 
@@ -164,7 +165,12 @@ func (s *Server) commit(ctx context.Context, who caller, req *dsecv1.CommitReque
 	if err != nil {
 		return nil, err
 	}
-	digest, err := s.cfg.Service.Commit(ctx, id, req.Tag, req.CallId)
+	if s.cfg.Layers != nil {
+		if err := s.cfg.Layers.For(who.project).MayTag(ctx, dsec.LayerRef(req.Tag)); err != nil {
+			return nil, err // before the sandbox is stopped for it
+		}
+	}
+	digest, err := s.cfg.Service.Commit(ctx, id, layer.Tag{Name: req.Tag, Project: who.project}, req.CallId)
 	return &dsecv1.CommitResponse{Digest: digest}, s.ended(id, err)
 }
 

@@ -24,6 +24,9 @@ var _ layer.Store = (*Store)(nil)
 // NewStore makes an empty one.
 func NewStore() *Store { return &Store{leases: map[string]bool{}} }
 
+// For implements layer.Store: there are no projects here.
+func (s *Store) For(string) layer.Store { return s }
+
 // Acquire gives a layer for each ref.
 func (s *Store) Acquire(_ context.Context, lease string, refs []dsec.LayerRef) (layer.Set, error) {
 	set := layer.Set{Lease: lease}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/store"
 	"github.com/opendsec/dsec/node/nodeapi"
 )
@@ -20,6 +21,14 @@ type layers struct {
 	spool   string // directory for uploads that must be read twice
 	options image.Options
 }
+
+// For implements nodeapi.Layers.
+func (l *layers) For(project string) nodeapi.Layers {
+	return &layers{store: l.store.View(project), spool: l.spool, options: l.options}
+}
+
+// MayTag implements nodeapi.Layers.
+func (l *layers) MayTag(_ context.Context, tag dsec.LayerRef) error { return l.store.MayTag(string(tag)) }
 
 func (l *layers) Import(ctx context.Context, r nodeapi.Import, progress func(nodeapi.Progress)) (nodeapi.Layer, error) {
 	o := l.options
@@ -116,8 +125,9 @@ func (l *layers) Tag(ctx context.Context, ref, tag dsec.LayerRef) error {
 }
 
 // commit makes a layer of what a sandbox wrote.
-func (l *layers) commit(ctx context.Context, tar io.Reader, tag string, base image.Config) (string, error) {
-	info, err := l.store.ImportTar(ctx, store.Tar{R: tar, Name: "commit", Config: &base, Upper: true}, tag, l.options)
+func (l *layers) commit(ctx context.Context, tar io.Reader, tag layer.Tag, base image.Config) (string, error) {
+	t := store.Tar{R: tar, Name: "commit", Config: &base, Upper: true}
+	info, err := l.store.View(tag.Project).ImportTar(ctx, t, tag.Name, l.options)
 	return string(info.Digest), err
 }
 
