@@ -355,6 +355,7 @@ func TestA18_ClientThatLeavesCostsNothing(t *testing.T) {
 	e := start(t)
 	c := e.local()
 	sb := e.sandbox(c)
+	t.Cleanup(func() { _ = e.node.rt.Destroy(context.Background(), sb.ID) }) // what says yes never ends
 	for range 4 {
 		p, err := c.Exec(t.Context(), sb.ID, sh("yes"))
 		must(t, err)
@@ -383,6 +384,7 @@ func TestClientThatReadsNothingHoldsNothingUp(t *testing.T) {
 	e := start(t)
 	c := e.local()
 	sb := e.sandbox(c)
+	t.Cleanup(func() { _ = e.node.rt.Destroy(context.Background(), sb.ID) }) // what says yes never ends
 	p, err := c.Exec(t.Context(), sb.ID, sh("yes"))
 	must(t, err)
 	conn, err := net.Dial("unix", e.socket)
