@@ -28,7 +28,9 @@ func (l *layers) For(project string) nodeapi.Layers {
 }
 
 // MayTag implements nodeapi.Layers.
-func (l *layers) MayTag(_ context.Context, tag dsec.LayerRef) error { return l.store.MayTag(string(tag)) }
+func (l *layers) MayTag(_ context.Context, tag dsec.LayerRef) error {
+	return l.store.MayTag(string(tag))
+}
 
 func (l *layers) Import(ctx context.Context, r nodeapi.Import, progress func(nodeapi.Progress)) (nodeapi.Layer, error) {
 	o := l.options
