@@ -376,3 +376,34 @@ func TestDeepTreesAreRemovedAndCopied(t *testing.T) {
 		onlyNames(t, s.root)
 	})
 }
+
+// TestReceivedTreesGiveNoRights: what an agent made is unpacked by root on the
+// machine, and must not become a way to root there.
+func TestReceivedTreesGiveNoRights(t *testing.T) {
+	root := newRoot(t)
+	l := local(t, root)
+	capability := map[string]string{"SCHILY.xattr.security.capability": "\x01\x00\x00\x02\xff\xff\xff\xff\x00\x00\x00\x00\xff\xff\xff\xff\x00\x00\x00\x00"}
+	tree := tarOf(t,
+		tar.Header{Name: "d", Typeflag: tar.TypeDir, Mode: 0o7777},
+		tar.Header{Name: "d/setuid", Typeflag: tar.TypeReg, Mode: 0o6755, Uid: 5, PAXRecords: capability},
+		tar.Header{Name: "hard", Typeflag: tar.TypeLink, Linkname: "d/setuid", Mode: 0o6755},
+		tar.Header{Name: "mem", Typeflag: tar.TypeChar, Mode: 0o666, Devmajor: 1, Devminor: 1},
+		tar.Header{Name: "disk", Typeflag: tar.TypeBlock, Mode: 0o6666, Devmajor: 8},
+		tar.Header{Name: "after", Typeflag: tar.TypeReg, Mode: 0o644})
+	wantClass(t, l.Receive(t.Context(), "/", bytes.NewReader(tree), TreeOptions{}), dsec.PermissionDenied, "mem")
+	for name, mode := range map[string]uint32{"d": 0o1777, "d/setuid": 0o755, "hard": 0o755, "after": 0o644} {
+		var st unix.Stat_t
+		must(t, unix.Lstat(filepath.Join(root, name), &st))
+		if st.Mode&0o7777 != mode {
+			t.Errorf("%s has mode %o, want %o", name, st.Mode&0o7777, mode)
+		}
+		if n, err := unix.Listxattr(filepath.Join(root, name), make([]byte, 1000)); err == nil && n > 0 {
+			t.Errorf("%s has extended attributes", name)
+		}
+	}
+	for _, name := range []string{"mem", "disk"} {
+		if _, err := os.Lstat(filepath.Join(root, name)); !os.IsNotExist(err) {
+			t.Errorf("%s was made: %v", name, err)
+		}
+	}
+}

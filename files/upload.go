@@ -27,6 +27,17 @@ const (
 // everything else was unpacked. Without the right to give files away they
 // belong to the asking user, as with tar.
 func (l *Local) Upload(ctx context.Context, dir string, r io.Reader, o TreeOptions) error {
+	return l.upload(ctx, dir, r, o, false)
+}
+
+// Receive is Upload of a tree from a place where nobody is to be trusted with
+// the rights of this process: nothing in it becomes setuid or setgid, gets file
+// capabilities or is a device. Devices are left out and named in the error.
+func (l *Local) Receive(ctx context.Context, dir string, r io.Reader, o TreeOptions) error {
+	return l.upload(ctx, dir, r, o, true)
+}
+
+func (l *Local) upload(ctx context.Context, dir string, r io.Reader, o TreeOptions, tame bool) error {
 	if err := check(ctx, opUpload, dir); err != nil {
 		return err
 	}
@@ -43,7 +54,7 @@ func (l *Local) Upload(ctx context.Context, dir string, r io.Reader, o TreeOptio
 		return fail(opUpload, dir, err)
 	}
 	defer d.Close()
-	u := unpacking{ctx: ctx, l: l, asked: dir, dir: d, own: own, src: &source{ctx: ctx, r: r}, isRoot: l.isRoot(d)}
+	u := unpacking{ctx: ctx, l: l, asked: dir, dir: d, own: own, src: &source{ctx: ctx, r: r}, isRoot: l.isRoot(d), tame: tame}
 	return u.run()
 }
 
@@ -66,6 +77,7 @@ type unpacking struct {
 	own    owner
 	src    *source
 	isRoot bool
+	tame   bool
 	late   []lateDir
 	denied error // first thing that was not permitted
 }
@@ -125,6 +137,12 @@ func (u *unpacking) entry(tr *tar.Reader, h *tar.Header) error {
 		return err
 	}
 	defer p.close()
+	if u.tame {
+		if h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock {
+			return u.note(p.path, unix.EPERM)
+		}
+		tameHeader(h)
+	}
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont:
 		return u.file(tr, h, p)
@@ -138,6 +156,16 @@ func (u *unpacking) entry(tr *tar.Reader, h *tar.Header) error {
 		return u.node(h, p)
 	}
 	return invalid(opUpload, p.path, "tar entry of unknown type %q", h.Typeflag)
+}
+
+// tameHeader takes away what gives rights to who runs a file.
+func tameHeader(h *tar.Header) {
+	h.Mode &^= unix.S_ISUID | unix.S_ISGID
+	for key := range h.PAXRecords {
+		if strings.HasPrefix(key, paxXattr+"security.") {
+			delete(h.PAXRecords, key)
+		}
+	}
 }
 
 // inside cleans a name; "" is the directory itself, whose attributes stay.

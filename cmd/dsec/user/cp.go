@@ -255,7 +255,7 @@ func (k *copying) treeOut(ctx context.Context, from, to string, b *bar) error {
 		w.CloseWithError(err)
 		read <- err
 	}()
-	err = l.Upload(ctx, "/", counting{r: r, b: b}, o)
+	err = l.Receive(ctx, "/", counting{r: r, b: b}, o)
 	r.CloseWithError(io.ErrClosedPipe)
 	if rerr := <-read; rerr != nil && (err == nil || dsec.ClassOf(rerr) != dsec.Canceled) {
 		return rerr
