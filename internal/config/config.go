@@ -59,7 +59,6 @@ type Gateway struct {
 	Group       string `yaml:"group"`         // members may use the unix socket as admins
 	UID         int    `yaml:"uid"`           // the gateway's own; no other process should have it
 	MaxLive     int    `yaml:"max_live"`      // per project; 0: no limit
-	NATS        string `yaml:"nats"`          // URL of an external cluster; empty: embedded
 	MaxInFlight int    `yaml:"max_in_flight"` // requests at once
 	AccessLog   bool   `yaml:"access_log"`    // a line for each request, to stderr
 }
