@@ -95,6 +95,11 @@ const (
 	MaxLabelBytes = 4 << 10
 	MaxMounts     = 32
 	MaxLifetime   = 30 * 24 * time.Hour
+
+	MaxCPU       = 4096    // cores
+	MaxCPUWeight = 10000   // as the kernel has it
+	MaxBytes     = 1 << 50 // of a limit: a petabyte is more than any node has
+	MaxPids      = 4 << 20 // as the kernel has it
 )
 
 // Validate reports the first thing in s that can never work, as an Invalid
@@ -197,18 +202,18 @@ func (l *Limits) validate() error {
 		return Errorf(Invalid, "validate spec", "limits."+field, format, args...)
 	}
 	switch {
-	case l.CPU < 0 || l.CPU > 4096 || l.CPU != l.CPU || (l.CPU > 0 && l.CPU < 0.01):
-		return bad("cpu", "%g cores, want 0.01 to 4096", l.CPU)
-	case l.CPUWeight < 0 || l.CPUWeight > 10000:
-		return bad("cpu_weight", "%d, want 1 to 10000", l.CPUWeight)
-	case l.Memory < 0 || (l.Memory > 0 && l.Memory < 4<<20):
-		return bad("memory", "%d bytes, want at least 4 MiB", l.Memory)
-	case l.Pids < 0 || (l.Pids > 0 && l.Pids < 4):
-		return bad("pids", "%d, want at least 4", l.Pids)
-	case l.Disk < 0 || (l.Disk > 0 && l.Disk < 1<<20):
-		return bad("disk", "%d bytes, want at least 1 MiB", l.Disk)
-	case l.Output < 0:
-		return bad("output", "%d bytes is negative", l.Output)
+	case !(l.CPU >= 0 && l.CPU <= MaxCPU) || (l.CPU > 0 && l.CPU < 0.01): // so that NaN is refused
+		return bad("cpu", "%g cores, want 0.01 to %d", l.CPU, MaxCPU)
+	case l.CPUWeight < 0 || l.CPUWeight > MaxCPUWeight:
+		return bad("cpu_weight", "%d, want 1 to %d", l.CPUWeight, MaxCPUWeight)
+	case l.Memory < 0 || l.Memory > MaxBytes || (l.Memory > 0 && l.Memory < 4<<20):
+		return bad("memory", "%d bytes, want 4 MiB to 1 PiB", l.Memory)
+	case l.Pids < 0 || l.Pids > MaxPids || (l.Pids > 0 && l.Pids < 4):
+		return bad("pids", "%d, want 4 to %d", l.Pids, MaxPids)
+	case l.Disk < 0 || l.Disk > MaxBytes || (l.Disk > 0 && l.Disk < 1<<20):
+		return bad("disk", "%d bytes, want 1 MiB to 1 PiB", l.Disk)
+	case l.Output < 0 || l.Output > MaxBytes:
+		return bad("output", "%d bytes, want 0 to 1 PiB", l.Output)
 	}
 	return nil
 }

@@ -89,6 +89,11 @@ func endpoints(sandbox string) (all []endpoint) {
 	return all
 }
 
+// enveloped is the one message of a request to a stream.
+func enveloped(body []byte) []byte {
+	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(body))), body...)
+}
+
 // call tries an endpoint with a key and returns the class of the answer.
 func (e *env) call(t *testing.T, p endpoint, key, sandbox string) dsec.Class {
 	t.Helper()
@@ -100,15 +105,18 @@ func (e *env) call(t *testing.T, p endpoint, key, sandbox string) dsec.Class {
 	case p.name == "Commands/Exec":
 		body, _ = json.Marshal(map[string]any{"sandbox": sandbox, "spec": map[string]any{"argv": []string{"true"}}})
 	case p.name == "Events/Open": // its session is not the one that others are asked for
-		body, kind = []byte{0, 0, 0, 0, 2, '{', '}'}, "application/connect+json"
+		body, kind = enveloped([]byte("{}")), "application/connect+json"
 	case p.stream:
-		kind = "application/connect+json"
-		head := make([]byte, 5)
-		binary.BigEndian.PutUint32(head[1:], uint32(len(body)))
-		body = append(head, body...)
+		body, kind = enveloped(body), "application/connect+json"
 	case !strings.HasPrefix(p.path, "/dsec."):
 		body, kind = []byte("x"), "application/octet-stream"
 	}
+	return e.answer(t, p, key, kind, body)
+}
+
+// answer sends a request and returns the class of the answer.
+func (e *env) answer(t *testing.T, p endpoint, key, kind string, body []byte) dsec.Class {
+	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), p.method, "http://"+e.tcp+p.path, bytes.NewReader(body))
 	must(t, err)
 	req.Header.Set("Content-Type", kind)

@@ -58,7 +58,7 @@ func (g *Gateway) raw() map[string]func(http.ResponseWriter, *http.Request) erro
 
 func (g *Gateway) connectOptions(most int) []connect.HandlerOption {
 	return []connect.HandlerOption{
-		connect.WithCodec(wire.JSON{}), connect.WithReadMaxBytes(most), connect.WithInterceptors(errorMapping{g}),
+		connect.WithCodec(wire.JSON{}), connect.WithReadMaxBytes(most), connect.WithInterceptors(errorMapping{g}, checking{}),
 		connect.WithCompression("gzip", nil, nil), // most callers are on this machine
 	}
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 
 	"github.com/opendsec/dsec"
@@ -24,13 +25,37 @@ type budget struct {
 type share struct{ run, disk bool }
 
 func (g *budget) cpuLimit() float64  { return g.lim.CPU * g.lim.CPUFactor }
-func (g *budget) memoryLimit() int64 { return int64(float64(g.lim.Memory) * g.lim.MemoryFactor) }
-func (g *budget) diskLimit() int64   { return int64(float64(g.lim.Disk) * g.lim.DiskFactor) }
+func (g *budget) memoryLimit() int64 { return scaled(g.lim.Memory, g.lim.MemoryFactor) }
+func (g *budget) diskLimit() int64   { return scaled(g.lim.Disk, g.lim.DiskFactor) }
+
+func scaled(n int64, factor float64) int64 {
+	f := float64(n) * factor
+	if f >= math.MaxInt64 { // the conversion is not defined there
+		return math.MaxInt64
+	}
+	return int64(f)
+}
+
+// charged is what a sandbox counts for. A ledger may hold limits from before
+// there was a most: they must not make the sums of the others wrap around.
+func charged(l dsec.Limits) dsec.Limits {
+	l.Memory, l.Disk = min(l.Memory, dsec.MaxBytes), min(l.Disk, dsec.MaxBytes)
+	return l
+}
+
+// more is a sum of two that are not negative, at most what fits.
+func more(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
+}
 
 // take adds want to have, or says what is short.
 func (g *budget) take(l dsec.Limits, have *share, want share) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	l = charged(l)
 	short := ""
 	run := want.run && !have.run
 	switch {
@@ -38,9 +63,9 @@ func (g *budget) take(l dsec.Limits, have *share, want share) error {
 		short = fmt.Sprintf("%d sandboxes are live, at most %d", g.live, g.lim.MaxLive)
 	case run && g.cpu+l.CPU > g.cpuLimit():
 		short = fmt.Sprintf("cpu: %g cores asked, %g of %g promised", l.CPU, g.cpu, g.cpuLimit())
-	case run && g.memory+l.Memory > g.memoryLimit():
+	case run && more(g.memory, l.Memory) > g.memoryLimit():
 		short = fmt.Sprintf("memory: %d bytes asked, %d of %d promised", l.Memory, g.memory, g.memoryLimit())
-	case want.disk && !have.disk && g.disk+l.Disk > g.diskLimit():
+	case want.disk && !have.disk && more(g.disk, l.Disk) > g.diskLimit():
 		short = fmt.Sprintf("disk: %d bytes asked, %d of %d promised", l.Disk, g.disk, g.diskLimit())
 	}
 	if short != "" {
@@ -54,15 +79,15 @@ func (g *budget) take(l dsec.Limits, have *share, want share) error {
 func (g *budget) force(l dsec.Limits, have *share, want share) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.addLocked(l, have, want)
+	g.addLocked(charged(l), have, want)
 }
 
 func (g *budget) addLocked(l dsec.Limits, have *share, want share) {
 	if want.run && !have.run {
-		g.cpu, g.memory, g.live, have.run = g.cpu+l.CPU, g.memory+l.Memory, g.live+1, true
+		g.cpu, g.memory, g.live, have.run = g.cpu+l.CPU, more(g.memory, l.Memory), g.live+1, true
 	}
 	if want.disk && !have.disk {
-		g.disk, have.disk = g.disk+l.Disk, true
+		g.disk, have.disk = more(g.disk, l.Disk), true
 	}
 }
 
@@ -70,11 +95,12 @@ func (g *budget) addLocked(l dsec.Limits, have *share, want share) {
 func (g *budget) give(l dsec.Limits, have *share, keep share) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	l = charged(l)
 	if have.run && !keep.run {
-		g.cpu, g.memory, g.live, have.run = g.cpu-l.CPU, g.memory-l.Memory, g.live-1, false
+		g.cpu, g.memory, g.live, have.run = g.cpu-l.CPU, max(0, g.memory-l.Memory), g.live-1, false
 	}
 	if have.disk && !keep.disk {
-		g.disk, have.disk = g.disk-l.Disk, false
+		g.disk, have.disk = max(0, g.disk-l.Disk), false
 	}
 	if g.live == 0 {
 		g.cpu = 0 // no rounding errors pile up

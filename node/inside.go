@@ -72,6 +72,9 @@ func (b *box) explain(what string, err error) error {
 
 // Exec implements Inside. On a paused sandbox it resumes it first.
 func (n *Node) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
 	b, err := n.reach(ctx, "exec", id)
 	if err != nil {
 		return nil, err

@@ -24,20 +24,14 @@ func ExecSpecFrom(id string, p *dsecv1.ExecSpec) (process.Spec, error) {
 	s := process.Spec{ID: id, Argv: p.GetArgv(), Env: p.GetEnv(), Cwd: p.GetCwd(), User: p.GetUser(),
 		Stdin: p.GetStdin(), Timeout: duration(p.GetTimeout()), Head: p.GetHead(), Tail: p.GetTail(),
 		OnLimit: process.OnLimit(p.GetOnLimit())}
-	switch {
-	case len(s.Argv) == 0 || s.Argv[0] == "":
-		return bad("argv", "is empty")
-	case s.Timeout < 0:
-		return bad("timeout", "%g is not a number of seconds", p.GetTimeout())
-	case s.Head < 0 || s.Tail < 0:
-		return bad("head, tail", "must not be negative")
-	case id != "" && !ExecID(id):
+	if id != "" && !ExecID(id) {
 		return bad("call_id", "%s, want 1 to 64 of A-Z a-z 0-9 _ .", dsec.Quote(id))
 	}
-	switch s.OnLimit {
-	case "", process.Truncate, process.Kill:
-	default:
-		return bad("on_limit", "unknown choice %s", dsec.Quote(string(s.OnLimit)))
+	if s.Timeout < 0 {
+		return bad("timeout", "%g is not a number of seconds", p.GetTimeout())
+	}
+	if err := s.Validate(); err != nil {
+		return process.Spec{}, err
 	}
 	if p.GetPty() != nil {
 		size, err := SizeFrom(p.GetPty())

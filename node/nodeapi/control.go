@@ -39,6 +39,9 @@ func unary[Q any, P interface {
 		if err := proto.Unmarshal(body, req); err != nil {
 			return nil, dsec.E(dsec.Invalid, "decode call", "", err)
 		}
+		if err := wire.Check(req); err != nil {
+			return nil, err
+		}
 		return fn(ctx, who, req)
 	}
 }

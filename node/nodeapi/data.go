@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -128,27 +129,34 @@ type query struct {
 	err error
 }
 
-func (q *query) number(name string, def int64, base int) int64 {
+// number in a base, def if it is not given; the bounds are included.
+func (q *query) number(name string, def int64, base int, least, most int64) int64 {
 	s := q.v.Get(name)
 	if s == "" {
 		return def
 	}
 	n, err := strconv.ParseInt(s, base, 64)
-	if err != nil && q.err == nil {
-		q.err = dsec.Errorf(dsec.Invalid, "parse parameter", name, "%s is not a number", dsec.Quote(s))
+	if (err != nil || n < least || n > most) && q.err == nil {
+		q.err = dsec.Errorf(dsec.Invalid, "parse parameter", name, "%s is no number from %d to %d", dsec.Quote(s), least, most)
 	}
 	return n
 }
 
-func (q *query) id(name string, base int) *uint32 {
+// offset of a stream of bytes.
+func (q *query) offset(name string, def, least int64) int64 {
+	return q.number(name, def, 10, least, wire.MaxOffset)
+}
+
+// id of a user or group; the last of the kernel's numbers means none.
+func (q *query) id(name string) *uint32 { return q.small(name, 10, math.MaxUint32-1) }
+
+func (q *query) mode(name string) *uint32 { return q.small(name, 8, 0o7777) }
+
+func (q *query) small(name string, base int, most int64) *uint32 {
 	if q.v.Get(name) == "" {
 		return nil
 	}
-	n := q.number(name, 0, base)
-	if (n < 0 || n > 1<<32-1) && q.err == nil {
-		q.err = dsec.Errorf(dsec.Invalid, "parse parameter", name, "%d is out of range", n)
-	}
-	v := uint32(n)
+	v := uint32(q.number(name, 0, base, 0, most))
 	return &v
 }
 
@@ -159,7 +167,7 @@ func (q *query) flag(name string) bool {
 
 func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 	q := query{v: r.URL.Query()}
-	offset, length := q.number("offset", 0, 10), q.number("length", -1, 10)
+	offset, length := q.offset("offset", 0, 0), q.offset("length", -1, -1)
 	if q.err != nil {
 		return q.err
 	}
@@ -179,7 +187,7 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 
 func (s *Server) writeFile(w http.ResponseWriter, r *http.Request) error {
 	q := query{v: r.URL.Query()}
-	o := files.WriteOptions{Mode: q.id("mode", 8), UID: q.id("uid", 10), GID: q.id("gid", 10),
+	o := files.WriteOptions{Mode: q.mode("mode"), UID: q.id("uid"), GID: q.id("gid"),
 		Parents: q.flag("parents"), Append: q.flag("append"), SHA256: q.v.Get("sha256")}
 	if q.err != nil {
 		return q.err
@@ -213,7 +221,7 @@ func bodyError(op, path string, err error) error {
 
 func (s *Server) download(w http.ResponseWriter, r *http.Request) error {
 	q := query{v: r.URL.Query()}
-	o := files.TreeOptions{Globs: q.v["glob"], Max: q.number("max", 0, 10)}
+	o := files.TreeOptions{Globs: q.v["glob"], Max: q.offset("max", 0, 0)}
 	if q.err != nil {
 		return q.err
 	}
@@ -233,7 +241,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) error {
 
 func (s *Server) upload(w http.ResponseWriter, r *http.Request) error {
 	q := query{v: r.URL.Query()}
-	o := files.TreeOptions{UID: q.id("uid", 10), GID: q.id("gid", 10)}
+	o := files.TreeOptions{UID: q.id("uid"), GID: q.id("gid")}
 	if q.err != nil {
 		return q.err
 	}
@@ -259,7 +267,7 @@ func (s *Server) feedStdin(w http.ResponseWriter, r *http.Request) error {
 	ctx, q := r.Context(), query{v: r.URL.Query()}
 	var offset *int64
 	if q.v.Get("offset") != "" {
-		n := q.number("offset", 0, 10)
+		n := q.offset("offset", 0, 0)
 		offset = &n
 	}
 	if q.err != nil {
@@ -354,7 +362,7 @@ func request(w http.ResponseWriter, r *http.Request, m proto.Message) error {
 	if err != nil {
 		return dsec.E(dsec.Invalid, "decode request", r.URL.Path, err)
 	}
-	return nil
+	return wire.Check(m)
 }
 
 // pushed is what an import or build answers.

@@ -225,14 +225,25 @@ func (in *stdin) take(ctx context.Context, exec string, offset *int64) (skip int
 	if offset == nil {
 		return 0, nil
 	}
+	if err := checkOffset(exec, *offset); err != nil { // before anything is believed
+		<-in.turn
+		return 0, err
+	}
 	if !in.known {
 		in.written, in.known = *offset, true
 	}
-	if *offset < 0 || *offset > in.written {
+	if *offset > in.written {
 		<-in.turn
 		return 0, dsec.Errorf(dsec.Conflict, "write stdin", exec, "offset %d, but %d bytes are written", *offset, in.written)
 	}
 	return in.written - *offset, nil
+}
+
+func checkOffset(exec string, offset int64) error {
+	if offset < 0 || offset > wire.MaxOffset {
+		return dsec.Errorf(dsec.Invalid, "write stdin", exec, "offset %d, want 0 to %d", offset, int64(wire.MaxOffset))
+	}
+	return nil
 }
 
 func (s *Server) writeStdin(ctx context.Context, who caller, req *dsecv1.WriteStdinRequest) (proto.Message, error) {
