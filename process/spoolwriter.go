@@ -123,7 +123,11 @@ func (w *SpoolWriter) Header() SpoolHeader {
 // Write appends p. While a follower is behind by a whole ring it waits for it,
 // and for a short time for the first one, until stop is closed; then it no
 // longer waits.
-func (w *SpoolWriter) Write(p []byte, stop <-chan struct{}) {
+func (w *SpoolWriter) Write(p []byte, stop <-chan struct{}) { w.WriteUntil(p, stop, nil) }
+
+// WriteUntil is Write that waits for nobody any more when halt is closed and
+// returns what it has not written then.
+func (w *SpoolWriter) WriteUntil(p []byte, stop, halt <-chan struct{}) (rest []byte) {
 	for len(p) > 0 {
 		n := w.writeSome(p, false)
 		if n == 0 {
@@ -133,11 +137,15 @@ func (w *SpoolWriter) Write(p []byte, stop <-chan struct{}) {
 			case <-late.C:
 			case <-stop:
 				n = w.writeSome(p, true)
+			case <-halt:
+				late.Stop()
+				return p
 			}
 			late.Stop()
 		}
 		p = p[n:]
 	}
+	return nil
 }
 
 // late fires when the first follower is not waited for any more; long after
