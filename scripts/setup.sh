@@ -5,7 +5,8 @@ set -euo pipefail
 
 packages=(
   protobuf-compiler                   # checks the generated code of the wire
-  gcc libc6-dev gcc-aarch64-linux-gnu # the forker for both machines, the race detector
+  gcc libc6-dev                       # the forker, the race detector
+  gcc-aarch64-linux-gnu libc6-dev-arm64-cross # the forker for the other machine
   python3 python3-venv                # libdsec, the demo
   erofs-utils                         # judges of the layers we write
   btrfs-progs e2fsprogs               # the pool that limits disks
