@@ -173,6 +173,50 @@ func TestLimitsHaveAMost(t *testing.T) {
 	}
 }
 
+func TestEveryTextOfASpecIsBounded(t *testing.T) {
+	put := map[string]func(*Spec, string){
+		"image":       func(s *Spec, v string) { s.Image = LayerRef(v) },
+		"layers":      func(s *Spec, v string) { s.Layers = []LayerRef{LayerRef(v)} },
+		"name":        func(s *Spec, v string) { s.Name = v },
+		"command":     func(s *Spec, v string) { s.Command = []string{"sh", v} },
+		"env":         func(s *Spec, v string) { s.Env = map[string]string{"A": v} },
+		"env ":        func(s *Spec, v string) { s.Env = map[string]string{v: "x"} },
+		"user":        func(s *Spec, v string) { s.User = v },
+		"workdir":     func(s *Spec, v string) { s.Workdir = "/" + v },
+		"hostname":    func(s *Spec, v string) { s.Hostname = v },
+		"profile":     func(s *Spec, v string) { s.Profile = v },
+		"mounts":      func(s *Spec, v string) { s.Mounts = []HostMount{{Source: "/" + v, Target: "/x"}} },
+		"mounts ":     func(s *Spec, v string) { s.Mounts = []HostMount{{Source: "/x", Target: "/" + v}} },
+		"labels":      func(s *Spec, v string) { s.Labels = map[string]string{"k": v} },
+		"labels ":     func(s *Spec, v string) { s.Labels = map[string]string{v: "x"} },
+		"call_id":     func(s *Spec, v string) { s.CallID = v },
+		"rollout_key": func(s *Spec, v string) { s.RolloutKey = v },
+		"tier":        func(s *Spec, v string) { s.Tier = Tier(v) },
+		"network":     func(s *Spec, v string) { s.Network = NetworkMode(v) },
+		"oom":         func(s *Spec, v string) { s.OOM = OOMPolicy(v) },
+	}
+	for field, set := range put {
+		for name, v := range map[string]string{"a NUL": "a\x00b", "2 MiB": strings.Repeat("x", 2<<20)} {
+			s := Spec{Tier: TierContainer, Image: "x"}
+			set(&s, v)
+			var e *Error
+			if err := s.Validate(); !errors.As(err, &e) || e.Class != Invalid || e.Object != strings.TrimSpace(field) {
+				t.Errorf("%s of %s: %v", field, name, err)
+			}
+		}
+	}
+	many := Spec{Tier: TierContainer, Image: "x", Command: make([]string, 1<<20)}
+	if err := many.Validate(); ClassOf(err) != Invalid {
+		t.Errorf("a million empty arguments: %v", err)
+	}
+	for _, l := range [][]LayerRef{{"a", "b", "a"}, {"x"}} {
+		s := Spec{Tier: TierContainer, Image: "x", Layers: l}
+		if err := s.Validate(); ClassOf(err) != Invalid {
+			t.Errorf("%v on x: %v", l, err)
+		}
+	}
+}
+
 func TestNamesAreUsableAndNoIDs(t *testing.T) {
 	for name, ok := range map[string]bool{"dev": true, "a.b_c-9": true, "../x": false, "a:b": false, "BAD name!": false, "-x": false,
 		string(NewSandboxID("abc")): false} {

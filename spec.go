@@ -94,6 +94,13 @@ const (
 	MaxNameBytes  = 128
 	MaxLabelBytes = 4 << 10
 	MaxMounts     = 32
+	MaxRefBytes   = 256  // of the name of a layer
+	MaxUserBytes  = 256  // of "name" or "uid:gid"
+	MaxKeyBytes   = 256  // of a call id and of a rollout key
+	MaxHostBytes  = 255  // of a host name, which is shortened
+	MaxWordBytes  = 64   // of a choice
+	MaxPathBytes  = 4095 // as the kernel has it
+	MaxSpecBytes  = 1 << 20
 	MaxLifetime   = 30 * 24 * time.Hour
 
 	MaxCPU       = 4096    // cores
@@ -115,6 +122,9 @@ func (s *Spec) Validate() error {
 	}
 	if s.Image == "" {
 		return bad("image", "is required")
+	}
+	if err := s.validateTexts(); err != nil {
+		return err
 	}
 	if len(s.Layers) > MaxLayers {
 		return bad("layers", "%d layers, at most %d", len(s.Layers), MaxLayers)
@@ -156,13 +166,67 @@ func validName(s string) bool {
 	return err != nil
 }
 
+// text is a string of a spec.
+type text struct {
+	field, value string
+	most         int
+}
+
+func (s *Spec) texts() []text {
+	all := []text{{"image", string(s.Image), MaxRefBytes}, {"user", s.User, MaxUserBytes}, {"workdir", s.Workdir, MaxPathBytes},
+		{"hostname", s.Hostname, MaxHostBytes}, {"profile", s.Profile, MaxWordBytes}, {"call_id", s.CallID, MaxKeyBytes},
+		{"rollout_key", s.RolloutKey, MaxKeyBytes}}
+	for _, l := range s.Layers {
+		all = append(all, text{"layers", string(l), MaxRefBytes})
+	}
+	for _, m := range s.Mounts {
+		all = append(all, text{"mounts", m.Source, MaxPathBytes}, text{"mounts", m.Target, MaxPathBytes})
+	}
+	for _, a := range s.Command {
+		all = append(all, text{"command", a, MaxSpecBytes})
+	}
+	for k, v := range s.Labels {
+		all = append(all, text{"labels", k, MaxLabelBytes}, text{"labels", v, MaxLabelBytes})
+	}
+	for k, v := range s.Env {
+		all = append(all, text{"env", k, MaxEnvBytes}, text{"env", v, MaxEnvBytes})
+	}
+	return all
+}
+
+// validateTexts bounds each string and the sum of all: what is asked for is
+// written down, listed and kept for a long time. No string has a NUL, at which
+// the kernel would end it.
+func (s *Spec) validateTexts() error {
+	total := 0
+	for _, t := range s.texts() {
+		if len(t.value) > t.most {
+			return Errorf(Invalid, "validate spec", t.field, "%d bytes, at most %d", len(t.value), t.most)
+		}
+		if strings.Contains(t.value, "\x00") {
+			return Errorf(Invalid, "validate spec", t.field, "%s holds a NUL byte", Quote(t.value))
+		}
+		if total += len(t.value) + 8; total > MaxSpecBytes { // 8: what is kept with each
+			return Errorf(Invalid, "validate spec", t.field, "more than %d bytes in all", MaxSpecBytes)
+		}
+	}
+	seen := map[LayerRef]bool{s.Image: true}
+	for _, l := range s.Layers {
+		if seen[l] {
+			return Errorf(Invalid, "validate spec", "layers", "%s is given twice", Quote(string(l)))
+		}
+		seen[l] = true
+	}
+	return nil
+}
+
 func (s *Spec) validateMaps() error {
 	bad := func(field, format string, args ...any) error {
 		return Errorf(Invalid, "validate spec", field, format, args...)
 	}
 	total := 0
 	for k, v := range s.Env {
-		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
+		if k == "" || strings.Contains(k, "=") {
 			return bad("env", "variable %s is not representable", Quote(k))
 		}
 		total += len(k) + len(v) + 2
@@ -176,11 +240,6 @@ func (s *Spec) validateMaps() error {
 	for k, v := range s.Labels {
 		if k == "" || len(k)+len(v) > MaxLabelBytes {
 			return bad("labels", "label %s is empty or longer than %d bytes", Quote(k), MaxLabelBytes)
-		}
-	}
-	for _, a := range s.Command {
-		if strings.Contains(a, "\x00") {
-			return bad("command", "argument %s holds a NUL byte", Quote(a))
 		}
 	}
 	if s.Workdir != "" && !strings.HasPrefix(s.Workdir, "/") {

@@ -308,7 +308,11 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 	times, err := lifecycle.Run(ctx, "node.build",
 		lifecycle.Step{Name: "layers",
 			Do: func(ctx context.Context) (err error) {
-				if set, err = n.cfg.Store.For(b.rec.Project).Acquire(ctx, string(b.id), refsOf(spec)); err != nil {
+				set, err = n.cfg.Store.For(b.rec.Project).Acquire(ctx, string(b.id), refsOf(spec))
+				if err == nil {
+					err = checkTwice(set, refsOf(spec))
+				}
+				if err != nil {
 					err = errors.Join(&buildError{err, false}, n.release(ctx, b))
 				}
 				return err
@@ -352,6 +356,19 @@ func (n *Node) release(ctx context.Context, b *box) error {
 }
 
 func refsOf(s dsec.Spec) []dsec.LayerRef { return append([]dsec.LayerRef{s.Image}, s.Layers...) }
+
+// checkTwice: no mechanism stacks a layer on itself. Two names may mean one.
+func checkTwice(s layer.Set, refs []dsec.LayerRef) error {
+	at := map[layer.Digest]int{}
+	for i, l := range s.Layers {
+		if j, twice := at[l.Digest]; twice {
+			return dsec.Errorf(dsec.Invalid, "stack layers", string(l.Digest), "it is given twice, as %s and %s",
+				dsec.Quote(string(refs[j])), dsec.Quote(string(refs[i])))
+		}
+		at[l.Digest] = i
+	}
+	return nil
+}
 
 func digestsOf(s layer.Set) []string {
 	var out []string

@@ -37,7 +37,11 @@ func (s *memStore) Acquire(ctx context.Context, lease string, refs []dsec.LayerR
 		if strings.HasPrefix(string(r), "missing") {
 			return layer.Set{}, dsec.E(dsec.NotFound, "acquire layer", string(r), nil)
 		}
-		set.Layers = append(set.Layers, layer.Local{Info: layer.Info{Digest: layer.DigestOf([]byte(r))}})
+		d := layer.DigestOf([]byte(r))
+		if strings.HasPrefix(string(r), "sha256:") {
+			d = layer.Digest(r)
+		}
+		set.Layers = append(set.Layers, layer.Local{Info: layer.Info{Digest: d}})
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
