@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"path/filepath"
 	"sync"
 	"time"
@@ -46,12 +47,15 @@ type ledger struct {
 	stop    chan struct{}
 	writer  sync.WaitGroup
 	metrics *Metrics
+	log     *slog.Logger
+
+	unreadable sync.Map // ids of records that were passed over
 
 	mu     sync.RWMutex // closed, against senders
 	closed bool
 }
 
-func openLedger(dir string, m *Metrics) (*ledger, error) {
+func openLedger(dir string, m *Metrics, log *slog.Logger) (*ledger, error) {
 	path := filepath.Join(dir, "ledger.db")
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 2 * time.Second, FreelistType: bbolt.FreelistMapType})
 	if errors.Is(err, berrors.ErrTimeout) {
@@ -60,7 +64,7 @@ func openLedger(dir string, m *Metrics) (*ledger, error) {
 	if err != nil {
 		return nil, dsec.E(ledgerClass(err), "open ledger", path, err)
 	}
-	l := &ledger{db: db, changes: make(chan change, maxBatch), stop: make(chan struct{}), metrics: m}
+	l := &ledger{db: db, changes: make(chan change, maxBatch), stop: make(chan struct{}), metrics: m, log: log}
 	if err := l.init(path); err != nil {
 		_ = db.Close() // the first error counts
 		return nil, err
@@ -117,7 +121,11 @@ func (l *ledger) write() {
 			batch = append(batch, <-l.changes)
 		}
 		err := l.commitBatch(batch)
-		for _, c := range batch {
+		for i, c := range batch {
+			if err != nil && len(batch) > 1 { // one that cannot be written fails only itself
+				c.done <- l.commitBatch(batch[i : i+1])
+				continue
+			}
 			c.done <- err
 		}
 	}
@@ -139,6 +147,9 @@ func (l *ledger) commitBatch(batch []change) error {
 		}
 		return nil
 	})
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
+		return e
+	}
 	if err != nil {
 		return dsec.E(ledgerClass(err), "write ledger", "", err)
 	}
@@ -206,14 +217,24 @@ func atKey(t time.Time, key []byte) []byte {
 type op func(tx *bbolt.Tx) error
 
 func putLive(r *record) op {
-	key, b := []byte(r.ID), r.encode()
-	return func(tx *bbolt.Tx) error { return tx.Bucket(bucketLive).Put(key, b) }
+	key := []byte(r.ID)
+	b, err := r.write()
+	return func(tx *bbolt.Tx) error {
+		if err != nil {
+			return err
+		}
+		return tx.Bucket(bucketLive).Put(key, b)
+	}
 }
 
 // putEnded moves a record to those of ended sandboxes.
 func putEnded(r *record) op {
-	key, b, at := []byte(r.ID), r.encode(), atKey(r.Changed, []byte(r.ID))
+	key, at := []byte(r.ID), atKey(r.Changed, []byte(r.ID))
+	b, err := r.write()
 	return func(tx *bbolt.Tx) error {
+		if err != nil {
+			return err
+		}
 		if err := tx.Bucket(bucketLive).Delete(key); err != nil {
 			return err
 		}
@@ -268,17 +289,15 @@ func (l *ledger) ended(id dsec.SandboxID) (r *record, err error) {
 }
 
 // eachEnded calls fn with the records that ended at or after since, oldest
-// first, until it returns false.
+// first, until it returns false. One that cannot be read is passed over: it must
+// not hide the others.
 func (l *ledger) eachEnded(since time.Time, fn func(*record) bool) error {
 	return l.db.View(func(tx *bbolt.Tx) error {
 		ended := tx.Bucket(bucketEnded)
 		cur := tx.Bucket(bucketEndedAt).Cursor()
 		for k, _ := cur.Seek(atKey(since, nil)); k != nil; k, _ = cur.Next() {
-			r, err := decodeRecord(ended.Get(k[8:]))
-			if err != nil {
-				return err
-			}
-			if !fn(r) {
+			r := l.read(k[8:], ended.Get(k[8:]))
+			if r != nil && !fn(r) {
 				return nil
 			}
 		}
@@ -286,15 +305,29 @@ func (l *ledger) eachEnded(since time.Time, fn func(*record) bool) error {
 	})
 }
 
-// live returns every record of a sandbox that is not deleted.
+// read returns nil for a record that cannot be read, which is said once and
+// counted.
+func (l *ledger) read(id, b []byte) *record {
+	r, err := decodeRecord(b)
+	if err == nil {
+		return r
+	}
+	if _, said := l.unreadable.LoadOrStore(string(id), true); !said {
+		l.metrics.unreadable.Inc()
+		l.log.Error("record passed over", "sandbox", string(id), "bytes", len(b), "err", err)
+	}
+	return nil
+}
+
+// live returns every record of a sandbox that is not deleted, but those that
+// cannot be read.
 func (l *ledger) live() (out []*record, err error) {
 	err = l.db.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketLive).ForEach(func(_, b []byte) error {
-			r, err := decodeRecord(b)
-			if err == nil {
+		return tx.Bucket(bucketLive).ForEach(func(id, b []byte) error {
+			if r := l.read(id, b); r != nil {
 				out = append(out, r)
 			}
-			return err
+			return nil
 		})
 	})
 	return out, err

@@ -19,6 +19,8 @@ type Metrics struct {
 	commits   prometheus.Histogram
 	batch     prometheus.Histogram
 	lost      prometheus.Counter // event subscribers that were too slow
+
+	unreadable prometheus.Counter // records
 }
 
 // NewMetrics makes the counters.
@@ -36,12 +38,14 @@ func NewMetrics() *Metrics {
 		batch: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "dsec_node_ledger_batch", Help: "Changes in one ledger commit.",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 9)}),
 		lost: prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_node_slow_subscribers_total", Help: "Event streams that were cut because they did not keep up."}),
+		unreadable: prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_node_records_unreadable_total",
+			Help: "Records of the ledger that were passed over because they cannot be read."}),
 	}
 }
 
 // Register makes them visible.
 func (m *Metrics) Register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.creations, m.retries, m.steps, m.ends, m.live, m.execs, m.commits, m.batch, m.lost} {
+	for _, c := range []prometheus.Collector{m.creations, m.retries, m.steps, m.ends, m.live, m.execs, m.commits, m.batch, m.lost, m.unreadable} {
 		if err := r.Register(c); err != nil {
 			return dsec.E(dsec.Internal, "register metrics", "node", err)
 		}

@@ -43,7 +43,7 @@ func New(cfg Config) (*Node, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
-	l, err := openLedger(cfg.Dir, cfg.Metrics)
+	l, err := openLedger(cfg.Dir, cfg.Metrics, cfg.Log)
 	if err != nil {
 		return nil, err
 	}

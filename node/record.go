@@ -18,7 +18,7 @@ const (
 	recordOutputs = 8        // last ended commands
 	outputTail    = 2 << 10  // bytes of each stream of a command
 	maxArgv       = 512      // bytes of a command line
-	maxRecord     = 16 << 20 // bytes that a decoder accepts
+	maxRecord     = 16 << 20 // bytes that a decoder accepts, and that are written
 )
 
 // Intents: what was begun, and is finished or undone by whoever finds it.
@@ -65,6 +65,16 @@ type output struct {
 	Stdout  []byte    `json:"stdout,omitempty"`
 	Stderr  []byte    `json:"stderr,omitempty"`
 	Total   int64     `json:"total"` // bytes written to both
+}
+
+// write is encode of what a decoder will read: a record that is too large must
+// never be written.
+func (r *record) write() ([]byte, error) {
+	b := r.encode()
+	if len(b) > maxRecord {
+		return nil, dsec.Errorf(dsec.Invalid, "write record", string(r.ID), "%d bytes, at most %d", len(b), maxRecord)
+	}
+	return b, nil
 }
 
 func (r *record) encode() []byte {
