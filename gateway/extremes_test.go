@@ -3,6 +3,8 @@ package gateway_test
 import (
 	"math"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -11,6 +13,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/iam"
 	"github.com/opendsec/dsec/process"
@@ -178,6 +181,121 @@ func TestNumbersThatNobodyCanMeanAreInvalid(t *testing.T) {
 		t.Errorf("only %d values were tried", tried)
 	}
 	must(t, p.Write(t.Context(), []byte("x"))) // from offset 0: what was refused is not believed
+}
+
+// spoil gives a string or list a value that it may not have.
+func spoil(m protoreflect.Message, f protoreflect.FieldDescriptor, s string, n int) {
+	switch {
+	case f.IsMap():
+		for i := range max(n, 1) {
+			m.Mutable(f).Map().Set(protoreflect.ValueOfString(strconv.Itoa(i)).MapKey(), protoreflect.ValueOfString(s))
+		}
+	case f.IsList():
+		list := m.Mutable(f).List()
+		for range max(n, 1) {
+			if f.Kind() == protoreflect.MessageKind {
+				list.Append(list.NewElement())
+			} else {
+				list.Append(protoreflect.ValueOfString(s))
+			}
+		}
+	case f.Kind() == protoreflect.BytesKind:
+		m.Set(f, protoreflect.ValueOfBytes([]byte(s)))
+	default:
+		m.Set(f, protoreflect.ValueOfString(s))
+	}
+}
+
+func TestEveryTextAndListOfARequestIsBounded(t *testing.T) {
+	e := withNode(t)
+	sb, key, tried := e.sandbox(e.local()), e.adminKey(), 0
+	for _, r := range rpcs(t) {
+		for _, l := range leaves(r.in) {
+			f := l.last()
+			text := f.Kind() == protoreflect.StringKind || f.IsMap() || f.Kind() == protoreflect.BytesKind
+			if r.name == "Sandboxes/CreateMany" && len(l) > 1 || !text && !f.IsList() {
+				continue
+			}
+			for _, x := range []struct {
+				what string
+				s    string
+				n    int
+			}{{"a NUL", "/a\x00b", 0}, {"3 MiB", "/" + strings.Repeat("x", 3<<20), 0}, {"many", "x", 20_000}} {
+				switch {
+				case x.what == "many" && !f.IsList() && !f.IsMap(),
+					x.what != "many" && f.Kind() == protoreflect.MessageKind && !f.IsMap(),
+					x.what == "a NUL" && f.Kind() == protoreflect.BytesKind,
+					x.what == "many" && (f.Name() == "argv" || f.Name() == "command" || f.Name() == "env"): // by bytes
+					continue
+				}
+				m := usual(t, r.in, string(sb.ID))
+				spoil(l.reach(m), f, x.s, x.n)
+				tried++
+				if got := e.try(t, r.endpoint, key, m.Interface()); got != dsec.Invalid {
+					t.Errorf("%s: %s of %s: class %q, want invalid", r.name, l, x.what, got)
+				}
+			}
+		}
+	}
+	if tried < 200 {
+		t.Errorf("only %d values were tried", tried)
+	}
+}
+
+func TestTextsOfRawRequestsAreBounded(t *testing.T) {
+	e := withNode(t)
+	sb, key := e.sandbox(e.local()), e.adminKey()
+	long := strings.Repeat("x", 5000)
+	for _, x := range [][2]string{{http.MethodGet, "files?path=/a%00b"}, {http.MethodGet, "files?path=/" + long}, {http.MethodPut, "files?path=/f&user=r%00"},
+		{http.MethodPut, "files?path=/f&user=" + long}, {http.MethodPut, "files?path=/f&sha256=" + long}, {http.MethodGet, "tree?path=/&glob=a%00"},
+		{http.MethodPut, "tree?path=/" + long}, {http.MethodGet, "tree?path=/" + strings.Repeat("&glob=x", 2000)}} {
+		p := endpoint{name: x[0], method: x[0], path: "/v1/sandboxes/" + string(sb.ID) + "/" + x[1]}
+		if got := e.answer(t, p, key, "application/octet-stream", []byte("x")); got != dsec.Invalid {
+			t.Errorf("%s %.60s: class %q, want invalid", x[0], x[1], got)
+		}
+	}
+	for _, q := range []string{"tag=" + long, "at=/" + long, "owner=" + long, "call_id=" + long, "tag=a%00"} {
+		p := endpoint{name: "upload", method: http.MethodPost, path: "/v1/layers/upload?kind=build&" + q}
+		if got := e.answer(t, p, key, "application/x-tar", []byte("x")); got != dsec.Invalid {
+			t.Errorf("upload %.60s: class %q, want invalid", q, got)
+		}
+	}
+}
+
+// TestLargeSandboxesHideNoOthers: all of them together are more than the answer
+// of a node may be.
+func TestLargeSandboxesHideNoOthers(t *testing.T) {
+	e := withNode(t)
+	c, ctx := e.local(), t.Context()
+	large := spec
+	large.Env = map[string]string{"A": strings.Repeat("x", 250<<10)}
+	for range 3 {
+		must(t, c.CreateMany(ctx, slices.Repeat([]dsec.Spec{large}, 100), "", func(r client.Created) error { return r.Err }))
+	}
+	small := spec
+	small.Name, small.Env = "small", map[string]string{"A": "b"}
+	sb, err := c.Create(ctx, small)
+	must(t, err)
+	list, unreachable, err := c.List(ctx, client.ListOptions{All: true})
+	if err != nil || len(unreachable) != 0 || len(list) != 301 {
+		t.Fatalf("%d listed, unreachable %v, %v", len(list), unreachable, err)
+	}
+	if list[0].ID != sb.ID || list[0].Spec.Env["A"] != "b" || len(list[1].Spec.Env) != 0 {
+		t.Errorf("%+v", list[0].Spec)
+	}
+	if got, err := c.Get(ctx, list[1].ID); err != nil || len(got.Spec.Env["A"]) != 250<<10 {
+		t.Errorf("the whole of one: %v", err)
+	}
+}
+
+// TestABatchOfLargeSpecsIsRefused: spelled out it would fill the memory.
+func TestABatchOfLargeSpecsIsRefused(t *testing.T) {
+	e := withNode(t)
+	m := &dsecv1.CreateManyRequest{Count: 10_000, Specs: []*dsecv1.Spec{{Image: "missing", Env: map[string]string{"A": strings.Repeat("x", 200<<10)}}}}
+	p := endpoint{name: "Sandboxes/CreateMany", method: http.MethodPost, path: "/dsec.v1.Sandboxes/CreateMany", stream: true}
+	if got := e.try(t, p, e.adminKey(), m); got != dsec.Invalid {
+		t.Errorf("class %q, want invalid", got)
+	}
 }
 
 func TestNumbersOfRawRequestsAreBounded(t *testing.T) {

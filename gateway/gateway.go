@@ -82,6 +82,7 @@ const (
 	nodeSilence   = 3 * aliveEvery // a node's stream without a sign of life is dead
 	batchAtOnce   = 64             // creates of one CreateMany at work
 	maxBatchItems = 10_000
+	maxSpelled    = 64 << 20 // of the specs of a CreateMany, each by itself
 )
 
 var errClosed = dsec.Errorf(dsec.Unavailable, "serve", "", "gateway is closing")

@@ -48,6 +48,9 @@ func (g *Gateway) feedStdin(w http.ResponseWriter, r *http.Request) error {
 // target is the node and path of a raw request.
 func target(r *http.Request, what string) (dsec.NodeID, string, error) {
 	id, node, err := dsec.ParseSandboxID(r.PathValue("id"))
+	if err == nil {
+		err = wire.CheckQuery(r.URL.Query())
+	}
 	if err != nil {
 		return "", "", err
 	}
@@ -167,6 +170,9 @@ func (g *Gateway) uploadLayer(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	if k := q.Get("kind"); k != "" && k != "build" && k != "import" {
 		return dsec.Errorf(dsec.Invalid, "upload layer", "kind", "%s, want build or import", dsec.Quote(k))
+	}
+	if err := wire.CheckQuery(q); err != nil {
+		return err
 	}
 	node, err := g.layerNode()
 	if err != nil {

@@ -92,6 +92,8 @@ func batch(req *dsecv1.CreateManyRequest) ([]*dsecv1.Spec, error) {
 		return bad("count %d with %d specs: count repeats one spec", req.Count, len(specs))
 	case max(int(req.Count), len(specs)) > maxBatchItems:
 		return bad("%d sandboxes, at most %d", max(int(req.Count), len(specs)), maxBatchItems)
+	case req.Count > 0 && int64(req.Count)*int64(proto.Size(specs[0])) > maxSpelled:
+		return bad("%d times a spec of %d bytes, at most %d bytes in all", req.Count, proto.Size(specs[0]), int64(maxSpelled))
 	case req.Count > 0 && specs[0].GetCallId() != "" && req.Count != 1:
 		return bad("one key for %d sandboxes: set call_id of the request instead", req.Count)
 	}

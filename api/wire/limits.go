@@ -2,6 +2,7 @@ package wire
 
 import (
 	"math"
+	"net/url"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -33,11 +34,51 @@ var (
 	durations = bounds{0, 100 * 365 * 24 * 3600}
 )
 
+// Lengths of strings and bytes that are not what is usual.
+var lengths = map[protoreflect.FullName]int{
+	"dsec.v1.WriteStdinRequest.data": 1 << 20,
+	"dsec.v1.ImportRequest.source":   dsec.MaxPathBytes + 1, "dsec.v1.BuildRequest.source": dsec.MaxPathBytes + 1,
+	"dsec.v1.BuildRequest.at":  dsec.MaxPathBytes,
+	"dsec.v1.StatRequest.path": dsec.MaxPathBytes, "dsec.v1.ListFilesRequest.path": dsec.MaxPathBytes,
+	"dsec.v1.MkdirRequest.path": dsec.MaxPathBytes, "dsec.v1.RemoveFileRequest.path": dsec.MaxPathBytes,
+	"dsec.v1.MoveRequest.from": dsec.MaxPathBytes, "dsec.v1.MoveRequest.to": dsec.MaxPathBytes,
+	"dsec.v1.SetAttrRequest.path": dsec.MaxPathBytes, "dsec.v1.WatchRequest.path": dsec.MaxPathBytes,
+}
+
+// Counts of lists that may be longer than is usual.
+var counts = map[protoreflect.FullName]int{
+	"dsec.v1.CreateManyRequest.specs": 10_000,
+	"dsec.v1.EventFilter.sandboxes":   10_000,
+	"dsec.v1.SubscribeRequest.execs":  1000, "dsec.v1.UnsubscribeRequest.execs": 10_000, "dsec.v1.AckRequest.acks": 10_000,
+	"dsec.v1.MuxCall.subscribe": 1000, "dsec.v1.MuxCall.unsubscribe": 10_000, "dsec.v1.MuxCall.acks": 10_000,
+}
+
+// What is usual.
+const (
+	usualLength = dsec.MaxKeyBytes
+	usualCount  = 64 // of a list, and of a map
+)
+
+// CheckText holds a string of a request against a most, which is 0 for the
+// usual one. No string has a NUL.
+func CheckText(path, s string, most int) error {
+	if most == 0 {
+		most = usualLength
+	}
+	if len(s) > most {
+		return badField(path, "%d bytes, at most %d", len(s), most)
+	}
+	if strings.Contains(s, "\x00") {
+		return badField(path, "%s holds a NUL byte", dsec.Quote(s))
+	}
+	return nil
+}
+
 // MaxOffset of a stream of bytes.
 const MaxOffset = 1 << 60
 
-// Check reports the first number of a request that no call can mean, as an
-// Invalid error that names the field. Spec and ExecSpec are passed over: they
+// Check reports the first field of a request that is too long, or that no call
+// can mean, as an Invalid error that names the field. Spec and ExecSpec are passed over: they
 // have a Validate each, and one bad item of a CreateMany fails only itself.
 func Check(m proto.Message) error { return checkMessage("", m.ProtoReflect()) }
 
@@ -65,8 +106,15 @@ func badField(path, format string, args ...any) error {
 }
 
 func checkField(path string, f protoreflect.FieldDescriptor, v protoreflect.Value) (err error) {
+	most, own := counts[f.FullName()]
+	if !own {
+		most = usualCount
+	}
 	switch {
 	case f.IsList():
+		if n := v.List().Len(); n > most {
+			return badField(path, "%d of them, at most %d", n, most)
+		}
 		for i := range v.List().Len() {
 			if err := checkValue(path, f, v.List().Get(i)); err != nil {
 				return err
@@ -74,7 +122,14 @@ func checkField(path string, f protoreflect.FieldDescriptor, v protoreflect.Valu
 		}
 		return nil
 	case f.IsMap():
-		return nil // of strings, all of them
+		if n := v.Map().Len(); n > most {
+			return badField(path, "%d of them, at most %d", n, most)
+		}
+		v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool { // of strings, all of them
+			err = CheckText(path, k.String()+v.String(), dsec.MaxLabelBytes)
+			return err == nil
+		})
+		return err
 	}
 	return checkValue(path, f, v)
 }
@@ -86,6 +141,13 @@ func checkValue(path string, f protoreflect.FieldDescriptor, v protoreflect.Valu
 	}
 	var n float64
 	switch f.Kind() {
+	case protoreflect.StringKind:
+		return CheckText(path, v.String(), lengths[f.FullName()])
+	case protoreflect.BytesKind:
+		if n := len(v.Bytes()); n > lengths[f.FullName()] {
+			return badField(path, "%d bytes, at most %d", n, lengths[f.FullName()])
+		}
+		return nil
 	case protoreflect.MessageKind:
 		return checkMessage(path, v.Message())
 	case protoreflect.DoubleKind, protoreflect.FloatKind:
@@ -102,6 +164,30 @@ func checkValue(path string, f protoreflect.FieldDescriptor, v protoreflect.Valu
 	}
 	if !(n >= b.least && n <= b.most) { // so that NaN is refused
 		return badField(path, "%g, want %g to %g", n, b.least, b.most)
+	}
+	return nil
+}
+
+// paths are the parameters of raw requests that name one.
+var paths = map[string]bool{"path": true, "at": true, "glob": true}
+
+const maxGlobs = 1000
+
+// CheckQuery holds the parameters of a raw request against the same caps.
+func CheckQuery(q url.Values) error {
+	for name, values := range q {
+		most := 0
+		if paths[name] {
+			most = dsec.MaxPathBytes
+		}
+		if len(values) > maxGlobs {
+			return badField(name, "%d of them, at most %d", len(values), maxGlobs)
+		}
+		for _, v := range values {
+			if err := CheckText(name, v, most); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

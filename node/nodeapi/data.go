@@ -58,6 +58,13 @@ func (s *Server) raw(fn func(w http.ResponseWriter, r *http.Request) error) http
 	}
 }
 
+// parameters of a raw request.
+func parameters(r *http.Request) query {
+	q := query{v: r.URL.Query()}
+	q.err = wire.CheckQuery(q.v)
+	return q
+}
+
 func who(r *http.Request) caller { return caller{r.Header.Get(wire.HeaderProject)} }
 
 // movingBody is a request body that may be slow but not stand still.
@@ -166,7 +173,7 @@ func (q *query) flag(name string) bool {
 }
 
 func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
-	q := query{v: r.URL.Query()}
+	q := parameters(r)
 	offset, length := q.offset("offset", 0, 0), q.offset("length", -1, -1)
 	if q.err != nil {
 		return q.err
@@ -186,7 +193,7 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) writeFile(w http.ResponseWriter, r *http.Request) error {
-	q := query{v: r.URL.Query()}
+	q := parameters(r)
 	o := files.WriteOptions{Mode: q.mode("mode"), UID: q.id("uid"), GID: q.id("gid"),
 		Parents: q.flag("parents"), Append: q.flag("append"), SHA256: q.v.Get("sha256")}
 	if q.err != nil {
@@ -220,7 +227,7 @@ func bodyError(op, path string, err error) error {
 }
 
 func (s *Server) download(w http.ResponseWriter, r *http.Request) error {
-	q := query{v: r.URL.Query()}
+	q := parameters(r)
 	o := files.TreeOptions{Globs: q.v["glob"], Max: q.offset("max", 0, 0)}
 	if q.err != nil {
 		return q.err
@@ -240,7 +247,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) upload(w http.ResponseWriter, r *http.Request) error {
-	q := query{v: r.URL.Query()}
+	q := parameters(r)
 	o := files.TreeOptions{UID: q.id("uid"), GID: q.id("gid")}
 	if q.err != nil {
 		return q.err
@@ -264,7 +271,7 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request) error {
 
 // feedStdin streams the body into an exec.
 func (s *Server) feedStdin(w http.ResponseWriter, r *http.Request) error {
-	ctx, q := r.Context(), query{v: r.URL.Query()}
+	ctx, q := r.Context(), parameters(r)
 	var offset *int64
 	if q.v.Get("offset") != "" {
 		n := q.offset("offset", 0, 0)

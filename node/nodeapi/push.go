@@ -141,6 +141,9 @@ const maxRefused = 256 << 20
 func (s *Server) serveUpload(w http.ResponseWriter, r *http.Request) {
 	s.raw(func(w http.ResponseWriter, r *http.Request) error {
 		q := r.URL.Query()
+		if err := wire.CheckQuery(q); err != nil {
+			return err
+		}
 		body := newMovingBody(w, r)
 		// The answer begins while the body is still read.
 		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {

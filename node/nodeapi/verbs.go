@@ -88,11 +88,7 @@ func (s *Server) list(ctx context.Context, who caller, req *dsecv1.NodeList) (pr
 	if err != nil {
 		return nil, err
 	}
-	out := &dsecv1.NodeListReply{}
-	for _, sb := range list {
-		out.Sandboxes = append(out.Sandboxes, s.message(sb))
-	}
-	return out, nil
+	return s.listed(list), nil
 }
 
 // changed does one call that answers with the sandbox.
