@@ -96,9 +96,7 @@ table inet %[1]s {
 `, n.table(), n.c.nodeLink(), n.address(routerOffset), memory)
 }
 
-const offMark = "forwarding_was_off"
-
-func (n *Network) table() string { return "dsec_" + n.c.Name }
+func (n *Network) table() string { return tablePrefix + n.c.Name }
 
 func elements(all []netip.Prefix) string {
 	var s []string
@@ -132,35 +130,7 @@ func (n *Network) applyRules(ctx context.Context) error {
 	if err := nft(ctx, n.router, n.routerRules()); err != nil {
 		return err
 	}
-	var off bool
-	err := inNamespace(n.node, func() error {
-		now, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
-		off = strings.TrimSpace(string(now)) == "0"
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	off = off || n.forwardingWasOff(ctx)
-	if err := nft(ctx, n.node, n.nodeRules(off)); err != nil {
-		return err
-	}
-	return inNamespace(n.node, func() error { return sysctl("net/ipv4/ip_forward", "1") })
-}
-
-func (n *Network) forwardingWasOff(ctx context.Context) bool {
-	return nft(ctx, n.node, fmt.Sprintf("list chain inet %s %s\n", n.table(), offMark)) == nil
-}
-
-func (n *Network) removeRules(ctx context.Context) error {
-	off := n.forwardingWasOff(ctx)
-	if err := nft(ctx, n.node, fmt.Sprintf("table inet %[1]s\ndelete table inet %[1]s\n", n.table())); err != nil {
-		return err
-	}
-	if !off {
-		return nil
-	}
-	return inNamespace(n.node, func() error { return sysctl("net/ipv4/ip_forward", "0") })
+	return n.forward(ctx)
 }
 
 // nft runs a script in a namespace, all or nothing.

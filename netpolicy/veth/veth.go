@@ -245,7 +245,7 @@ func (n *Network) Remove(ctx context.Context) error {
 			return dsec.E(dsec.Internal, op, n.c.Name, err)
 		}
 	}
-	if err := n.removeRules(ctx); err != nil {
+	if err := n.unforward(ctx); err != nil {
 		return dsec.E(dsec.Internal, op, n.c.Name, err)
 	}
 	if n.c.Keeper != nil {
