@@ -45,6 +45,7 @@ type Node struct {
 	Subnet        string   `yaml:"subnet"`         // addresses of sandboxes with network "open"
 	DenyNets      []string `yaml:"deny_nets"`      // never reachable from "open", besides what always is
 	Nameservers   []string `yaml:"nameservers"`    // resolv.conf of "open"; empty: the machine's
+	OpenConns     int      `yaml:"open_conns"`     // connections of one sandbox with network "open" at once
 	PortConns     int      `yaml:"port_conns"`     // connections to ports of one sandbox at once
 	Mirror        string   `yaml:"mirror"`         // registry mirror asked first, "host[:port]"
 	KeepRecords   int      `yaml:"keep_records"`   // days
@@ -70,7 +71,7 @@ func Default() Config {
 		Data:     "/var/lib/dsec",
 		Run:      "/run/dsec",
 		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
-			Subnet: "100.96.0.0/14", PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB"},
+			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB"},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}
 }
@@ -79,6 +80,9 @@ var validInstance = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
 
 // mostShells bounds what waits for a sandbox to need it.
 const mostShells = 1024
+
+// mostConns is as many as a kernel follows on a large machine.
+const mostConns = 1 << 20
 
 // maxFile bounds a configuration file.
 const maxFile = 1 << 20
@@ -135,6 +139,9 @@ func (c *Config) Validate() error {
 	}
 	if n.CPUOvercommit <= 0 || n.MemOvercommit <= 0 {
 		return bad("node.cpu_overcommit, node.mem_overcommit", "%g and %g, want more than 0", n.CPUOvercommit, n.MemOvercommit)
+	}
+	if n.OpenConns < 1 || n.OpenConns > mostConns {
+		return bad("node.open_conns", "%d, want 1 to %d", n.OpenConns, mostConns)
 	}
 	if n.PortConns < 1 {
 		return bad("node.port_conns", "%d, want at least 1", n.PortConns)

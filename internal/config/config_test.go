@@ -49,6 +49,7 @@ func TestWrongValuesNameTheirField(t *testing.T) {
 		"data":              func(c *Config) { c.Data = "here" },
 		"node.uid_base":     func(c *Config) { c.Node.UIDBase = 1000 },
 		"node.uid_ranges":   func(c *Config) { c.Node.UIDRanges = 1 },
+		"node.open_conns":   func(c *Config) { c.Node.OpenConns = 0 },
 		"node.port_conns":   func(c *Config) { c.Node.PortConns = 0 },
 		"node.subnet":       func(c *Config) { c.Node.Subnet = "10.0.0.0" },
 		"node.disk_pool":    func(c *Config) { c.Node.DiskPool = "many" },

@@ -3,6 +3,7 @@ package veth
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -29,7 +30,9 @@ func always() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("224.0.0.0/4")}
 }
 
-// routerRules are complete: the table is replaced in one transaction.
+// routerRules are complete: the table is replaced in one transaction. The
+// connections of a sandbox are counted where they are let through, so that it
+// cannot fill the tables of router and node, which everybody shares.
 func (n *Network) routerRules() string {
 	return fmt.Sprintf(`table inet dsec
 delete table inet dsec
@@ -38,6 +41,8 @@ table inet dsec {
 	set deny { type ipv4_addr; flags interval; auto-merge; %s }
 	set allow { type ipv4_addr; flags interval; auto-merge; %s }
 	set dns { type ipv4_addr; %s }
+	set conns { type ipv4_addr; size %[8]d; flags dynamic; }
+	counter over { }
 	chain input { type filter hook input priority filter; policy drop; }
 	chain forward {
 		type filter hook forward priority filter; policy drop;
@@ -47,10 +52,14 @@ table inet dsec {
 		oifname != %[5]q jump refuse
 		ct state established,related accept
 		ct state invalid drop
-		ip daddr @dns meta l4proto { tcp, udp } th dport 53 accept
+		ip daddr @dns meta l4proto { tcp, udp } th dport 53 goto pass
 		ip daddr @always jump refuse
-		ip daddr @allow accept
+		ip daddr @allow goto pass
 		ip daddr @deny jump refuse
+		goto pass
+	}
+	chain pass {
+		ct state new add @conns { ip saddr ct count over %[7]d } counter name over drop
 		accept
 	}
 	chain refuse {
@@ -62,8 +71,35 @@ table inet dsec {
 		oifname %[5]q snat ip to %s
 	}
 }
-`, elements(always()), elements(n.c.Deny), elements(n.c.Allow), elementsOf(n.c.DNS), uplink, n.address(routerOffset))
+`, elements(always()), elements(n.c.Deny), elements(n.c.Allow), elementsOf(n.c.DNS), uplink, n.address(routerOffset), n.c.Conns,
+		max(1<<16, 1<<(32-n.subnet.Bits())))
 }
+
+// Refused counts packets that would have begun one connection too many.
+func (n *Network) Refused(ctx context.Context) (packets int64, err error) {
+	const op = "count refused connections of"
+	text, err := output(ctx, n.router, "nft", "-j", "list", "counter", "inet", "dsec", "over")
+	if err != nil {
+		return 0, dsec.E(dsec.Internal, op, n.c.Name, err)
+	}
+	var list struct {
+		Items []struct {
+			Counter *struct{ Packets int64 } `json:"counter"`
+		} `json:"nftables"`
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		return 0, dsec.E(dsec.Corrupt, op, n.c.Name, err)
+	}
+	for _, i := range list.Items {
+		if i.Counter != nil {
+			packets += i.Counter.Packets
+		}
+	}
+	return packets, nil
+}
+
+// Conns is how many connections a sandbox may have at once.
+func (n *Network) Conns() int { return n.c.Conns }
 
 // nodeRules keep the router's packets off the node itself and put the node's
 // address on those that leave. The empty chain, if asked for, remembers that

@@ -7,7 +7,8 @@
 //
 // A sandbox's link and route exist in the router as long as its namespace
 // does. Nothing else is made for it: the rules are the same for all, and a
-// spoofed source is refused by the reverse path. The router is kept by its
+// spoofed source is refused by the reverse path, and a connection beyond the
+// most a sandbox may have is dropped and counted. The router is kept by its
 // descriptor only; when the last one closes, every link goes with it.
 //
 // What is left on the node is one nftables table and the other end of the
@@ -36,6 +37,7 @@ type Config struct {
 	Deny   []netip.Prefix // what no sandbox reaches; nil: DefaultDeny
 	Allow  []netip.Prefix // exceptions to Deny
 	DNS    []netip.Addr   // nil: the node's own that are not loopback; allowed on port 53 even if denied
+	Conns  int            // that a sandbox may have at once; 0: DefaultConns
 	Keeper Keeper         // nil: the router ends with Close
 	Node   *os.File       // network namespace that leads outside; nil: the caller's own
 }
@@ -72,6 +74,10 @@ const (
 	firstSandbox  = 16
 )
 
+// DefaultConns is far more than a program needs and a small part of what a node
+// can follow.
+const DefaultConns = 4096
+
 const uplink = "up" // name of the router's end
 
 var validName = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
@@ -84,6 +90,9 @@ func Open(ctx context.Context, c Config) (*Network, error) {
 	const op = "open network"
 	if !validName.MatchString(c.Name) {
 		return nil, dsec.Errorf(dsec.Invalid, op, dsec.Quote(c.Name), "want %s", validName)
+	}
+	if c.Conns == 0 {
+		c.Conns = DefaultConns
 	}
 	n := &Network{c: c, next: firstSandbox}
 	if err := n.open(ctx); err != nil {

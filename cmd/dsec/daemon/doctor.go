@@ -92,9 +92,19 @@ func (m *machine) examine(ctx context.Context, s *settings) runtime.Report {
 	r := m.tier.Probe(ctx)
 	if m.network != nil {
 		walls, err := veth.Walls(ctx, veth.Config{Name: s.Instance})
-		r.Checks = append(r.Checks, firewall(walls, err))
+		r.Checks = append(r.Checks, firewall(walls, err), m.connections(ctx))
 	}
 	return r
+}
+
+// connections says whether sandboxes were refused some.
+func (m *machine) connections(ctx context.Context) runtime.Check {
+	n, err := m.network.Refused(ctx)
+	if err != nil {
+		return runtime.Check{Name: "connections", Detail: err.Error()}
+	}
+	return runtime.Check{Name: "connections", OK: true,
+		Detail: fmt.Sprintf("at most %d of each sandbox with network \"open\" at once; %d packets beyond were dropped", m.network.Conns(), n)}
 }
 
 // firewall: a drop by the owner's own rules is seen by nobody but the sandbox

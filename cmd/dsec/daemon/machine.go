@@ -138,7 +138,7 @@ func poolSize(s *settings) (int64, error) {
 }
 
 func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*veth.Network, error) {
-	c := veth.Config{Name: s.Instance, Keeper: keeper}
+	c := veth.Config{Name: s.Instance, Keeper: keeper, Conns: s.Node.OpenConns}
 	var err error
 	if c.Subnet, err = netip.ParsePrefix(s.Node.Subnet); err != nil {
 		return nil, err
