@@ -26,6 +26,9 @@ type Info struct {
 	PID      int       // in the pid namespace it runs in
 	Started  time.Time // of this hold
 	Adopted  bool      // it ran before this client came
+	Digest   string    // SHA-256 of its program, in hex
+	Upgraded bool      // by this Ensure, which met another program
+	Stale    error     // why it could not be upgraded, and runs another program still
 }
 
 // SpawnSpec describes the empty shell of a sandbox.

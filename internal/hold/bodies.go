@@ -13,11 +13,14 @@ import (
 // The bodies of requests and replies, where the exported types do not travel
 // as they are.
 
+// wireHello is read by programs of every version: nothing in it may change its
+// meaning.
 type wireHello struct {
 	Protocol int
 	Version  string
 	PID      int
 	Started  time.Time
+	Digest   string // SHA-256 of the program, in hex
 }
 
 type wireName struct{ Name string }

@@ -8,14 +8,16 @@ import (
 // clock lets a command's deadline fire. It stops while the sandbox is held; a
 // hard wall of twice the time and a minute does not.
 type clock struct {
-	fire func()
+	fire func() // called with mu held
 
 	mu      sync.Mutex
 	limit   time.Duration // 0: none
-	left    time.Duration
-	since   time.Time // when it last began to run, or to be held
+	left    time.Duration // at since, if it ran
+	since   time.Time     // when it last began to run, or to be held
+	hardAt  time.Time
 	running bool
 	held    bool
+	paused  bool          // fires nothing, but time goes on
 	total   time.Duration // held
 	soft    *time.Timer
 	hard    *time.Timer
@@ -31,12 +33,34 @@ func (c *clock) start(held bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.running, c.held, c.since = true, held, time.Now()
-	if c.limit <= 0 {
+	c.hardAt = c.since.Add(2*c.limit + hardExtra)
+	c.armLocked()
+}
+
+func (c *clock) armLocked() {
+	c.disarmLocked()
+	if c.limit <= 0 || !c.running || c.paused {
 		return
 	}
-	c.hard = time.AfterFunc(2*c.limit+hardExtra, c.fire)
-	if !held {
-		c.soft = time.AfterFunc(c.left, c.fire)
+	c.hard = time.AfterFunc(max(time.Until(c.hardAt), 0), c.expire)
+	if !c.held {
+		c.soft = time.AfterFunc(max(c.left-time.Since(c.since), 0), c.expire)
+	}
+}
+
+func (c *clock) disarmLocked() {
+	for _, t := range []*time.Timer{c.soft, c.hard} {
+		if t != nil {
+			t.Stop()
+		}
+	}
+}
+
+func (c *clock) expire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running && !c.paused {
+		c.fire()
 	}
 }
 
@@ -49,17 +73,12 @@ func (c *clock) hold(held bool) {
 	now := time.Now()
 	passed := now.Sub(c.since)
 	c.held, c.since = held, now
-	if !held {
+	if held {
+		c.left -= passed
+	} else {
 		c.total += passed
-		if c.limit > 0 {
-			c.soft = time.AfterFunc(max(c.left, 0), c.fire)
-		}
-		return
 	}
-	c.left -= passed
-	if c.soft != nil {
-		c.soft.Stop()
-	}
+	c.armLocked()
 }
 
 // stop ends the clock and returns how long it was held.
@@ -70,10 +89,48 @@ func (c *clock) stop() time.Duration {
 		c.total += time.Since(c.since)
 	}
 	c.running = false
-	for _, t := range []*time.Timer{c.soft, c.hard} {
-		if t != nil {
-			t.Stop()
-		}
-	}
+	c.disarmLocked()
 	return c.total
+}
+
+// pause returns when nothing fires any more, until resume.
+func (c *clock) pause() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.paused = true
+	c.disarmLocked()
+}
+
+func (c *clock) resume() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.paused = false
+	c.armLocked()
+}
+
+// clockState is a clock on its way to the next program.
+type clockState struct {
+	Running, Held bool
+	Left          time.Duration // of the limit, Age ago
+	Age           time.Duration // since it last began to run, or to be held
+	Hard          time.Duration // from now
+	Total         time.Duration // held before Age
+}
+
+func (c *clock) state() clockState {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := clockState{Running: c.running, Held: c.held, Left: c.left, Total: c.total}
+	if c.running {
+		s.Age, s.Hard = time.Since(c.since), time.Until(c.hardAt)
+	}
+	return s
+}
+
+// restore makes the clock, which must be new, go on where another one was
+// that long ago.
+func (c *clock) restore(s clockState, ago time.Duration) {
+	now := time.Now()
+	c.running, c.held, c.left, c.total, c.paused = s.Running, s.Held, s.Left, s.Total, true
+	c.since, c.hardAt = now.Add(-s.Age-ago), now.Add(s.Hard-ago)
 }

@@ -38,53 +38,6 @@ type Client struct {
 	more    chan struct{} // capacity 1
 }
 
-// Ensure connects to the hold behind o.Socket, and starts one if none runs: a
-// session of its own, in its own cgroup, nobody's child.
-func Ensure(ctx context.Context, o Options) (*Client, error) {
-	if o.Start == 0 {
-		o.Start = 10 * time.Second
-	}
-	ctx, cancel := context.WithTimeout(ctx, o.Start)
-	defer cancel()
-	c, err := Dial(ctx, o.Socket)
-	if err == nil {
-		c.info.Adopted = true
-		return c, nil
-	}
-	if dsec.ClassOf(err) != dsec.Unavailable {
-		return nil, err
-	}
-	if err := launchDaemon(ctx, o); err != nil {
-		if _, ok := errors.AsType[*dsec.Error](err); ok {
-			return nil, err
-		}
-		return nil, dsec.E(dsec.Unavailable, "start hold", o.Socket, err)
-	}
-	return Dial(ctx, o.Socket)
-}
-
-// Dial connects to a running hold. No hold is Unavailable. Another live client
-// is Conflict; one that has just died is waited for until ctx ends, at most 2 s.
-func Dial(ctx context.Context, socket string) (*Client, error) {
-	limit := time.Now().Add(2 * time.Second)
-	var taken error
-	for {
-		c, err := dialOnce(ctx, socket)
-		if err != nil && ctx.Err() != nil && taken != nil {
-			return nil, taken
-		}
-		taken = err
-		if err == nil || dsec.ClassOf(err) != dsec.Conflict || time.Now().After(limit) {
-			return c, err
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return nil, err
-		}
-	}
-}
-
 func dialOnce(ctx context.Context, socket string) (*Client, error) {
 	var d net.Dialer
 	nc, err := d.DialContext(ctx, "unixpacket", socket)
@@ -100,7 +53,7 @@ func dialOnce(ctx context.Context, socket string) (*Client, error) {
 		_ = c.Close()
 		return nil, err
 	}
-	c.info = Info{Protocol: h.Protocol, Version: h.Version, PID: h.PID, Started: h.Started}
+	c.info = Info{Protocol: h.Protocol, Version: h.Version, PID: h.PID, Started: h.Started, Digest: h.Digest}
 	return c, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -26,13 +27,15 @@ const (
 	roleStart = "hold-start" // joins the cgroups, starts hold-serve in a session of its own, ends
 	roleServe = "hold-serve" // is the hold
 	roleFiles = "hold-files" // serves the file protocol on stdin
+
+	roleAccept = "hold-accept" // says whether it could go on with the state on stdin
+	roleResume = "hold-resume" // goes on with the state in the descriptor of that number
 )
 
 // daemonConfig is the second argument of start and serve.
 type daemonConfig struct {
 	Socket  string
 	Forkers int
-	Version string
 	Join    []string // cgroup.procs files
 }
 
@@ -55,6 +58,10 @@ func Main(args []string, files FilesRole) int {
 		err = runServer(args)
 	case roleFiles:
 		err = runFiles(files)
+	case roleAccept:
+		err = runAccept()
+	case roleResume:
+		err = runResume(args)
 	default:
 		err = fmt.Errorf("unknown role %q", args[0])
 	}
@@ -124,22 +131,47 @@ func runFiles(files FilesRole) error {
 	return files(c)
 }
 
+// In a process that becomes a hold, main stays on the first thread from here on:
+// the kernel kills forkers and sandboxes with the thread that started them, and
+// all threads but one that becomes the first end when a program replaces itself.
+var _ = stayOnFirstThread(os.Args)
+
+func stayOnFirstThread(args []string) bool {
+	hold := len(args) > 1 && (args[1] == roleServe || args[1] == roleResume)
+	if hold {
+		runtime.LockOSThread()
+	}
+	return hold
+}
+
+// settle makes this process a hold.
+func settle() (*slog.Logger, error) {
+	if unix.Gettid() != os.Getpid() {
+		return nil, errors.New("not on the first thread")
+	}
+	// Run from a descriptor it would be called by the number of that.
+	if err := os.WriteFile("/proc/self/comm", []byte("dsec-hold"), 0); err != nil {
+		return nil, err
+	}
+	debug.SetGCPercent(50)
+	// Almost all it does is system calls. One more thread for Go code would
+	// mostly be woken for nothing, which costs more than it saves.
+	runtime.GOMAXPROCS(max(1, runtime.NumCPU()/8))
+	// Not signal.Ignore, which children would inherit, and so every command.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE)
+	return slog.New(slog.NewTextHandler(os.Stderr, nil)), nil
+}
+
 // runServer is the hold: it returns when it is shut down.
 func runServer(args []string) error {
 	c, err := config(args)
 	if err != nil {
 		return err
 	}
-	runtime.LockOSThread() // forkers and sandboxes die with this thread
-	// Run from a descriptor it would be called by the number of that.
-	if err := os.WriteFile("/proc/self/comm", []byte("dsec-hold"), 0); err != nil {
+	log, err := settle()
+	if err != nil {
 		return err
 	}
-	debug.SetGCPercent(50)
-	// Almost all it does is system calls. One more thread for Go code would
-	// mostly be woken for nothing, which costs more than it saves.
-	runtime.GOMAXPROCS(max(1, runtime.NumCPU()/8))
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	ready := os.NewFile(readyFD, "ready")
 	s, err := newServer(c, log)
 	if err != nil {
@@ -148,14 +180,18 @@ func runServer(args []string) error {
 	}
 	_, _ = ready.WriteString("ok")
 	_ = ready.Close()
-	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE)
-	log.Info("hold listens", "socket", c.Socket, "pid", os.Getpid())
-	go s.accept()
+	log.Info("hold listens", "socket", c.Socket, "pid", os.Getpid(), "version", Version)
+	return s.run()
+}
+
+// run serves until it is shut down.
+func (s *server) run() error {
+	s.thaw()
 	go s.sweep()
 	s.own()
-	log.Info("hold ends")
+	s.log.Info("hold ends")
 	s.endForkers()
-	_ = os.Remove(c.Socket)
+	_ = os.Remove(s.socket)
 	s.mu.Lock()
 	last := s.client
 	s.mu.Unlock()
@@ -175,56 +211,81 @@ const (
 	reservedFDs = 8192
 )
 
-func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
+// emptyServer knows nothing yet.
+func emptyServer(socket string, log *slog.Logger) (*server, error) {
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
 		lim.Cur = lim.Max
 		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
 	}
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0) // not permitted everywhere
-	lock, err := os.OpenFile(c.Socket+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+	s := &server{socket: socket, started: time.Now(), log: log, quit: make(chan struct{}), respawn: make(chan respawn), replace: make(chan replacement),
+		store: map[string]*os.File{}, sandboxes: map[string]*sandbox{}, lingering: map[string]struct{}{}, pumps: map[*pump]struct{}{}}
+	s.most = max(64, (int(min(lim.Cur, 1<<30))-reservedFDs)/fdsOfExec)
+	s.digest = sync.OnceValue(func() string {
+		d, err := digestOf(s.binary)
+		if err != nil {
+			s.log.Error("read own program", "error", err)
+		}
+		return d
+	})
+	var err error
+	if s.null, err = openPlain(os.DevNull, unix.O_RDONLY); err != nil {
+		return nil, err
+	}
+	s.image, err = forkerImage()
+	return s, err
+}
+
+func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
+	s, err := emptyServer(c.Socket, log)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0) // not permitted everywhere
+	if s.lock, err = os.OpenFile(c.Socket+".lock", os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(fdOf(s.lock), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errRuns
 	}
 	if err := os.Remove(c.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	lis, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: c.Socket, Net: "unixpacket"})
-	if err != nil {
+	if s.lis, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: c.Socket, Net: "unixpacket"}); err != nil {
 		return nil, err
 	}
 	if err := os.Chmod(c.Socket, 0o600); err != nil {
 		return nil, err
 	}
-	s := &server{socket: c.Socket, version: c.Version, started: time.Now(), log: log, lis: lis, lock: lock, quit: make(chan struct{}), respawn: make(chan respawn),
-		store: map[string]*os.File{}, sandboxes: map[string]*sandbox{}, lingering: map[string]struct{}{}}
-	s.most = max(64, (int(min(lim.Cur, 1<<30))-reservedFDs)/fdsOfExec)
 	unix.CloseOnExec(helperFD)
-	s.helper = os.NewFile(helperFD, "helper")
-	if s.null, err = openPlain(os.DevNull, unix.O_RDONLY); err != nil {
-		return nil, err
-	}
-	if s.image, err = forkerImage(); err != nil {
-		return nil, err
-	}
+	s.binary = os.NewFile(helperFD, "helper")
 	n := c.Forkers
 	if n <= 0 {
 		n = runtime.NumCPU()
 	}
-	s.forkers = make(chan *forker, n)
+	return s, s.startForkers(n)
+}
+
+// startForkers must run on the thread that own runs on.
+func (s *server) startForkers(n int) error {
+	var all []*forker
 	for range n {
 		k, err := startForker(s.image)
 		if err != nil {
-			return nil, err
+			return err
 		}
+		all = append(all, k)
+	}
+	s.employ(all)
+	return nil
+}
+
+func (s *server) employ(all []*forker) {
+	s.forkers, s.all = make(chan *forker, len(all)), all
+	for _, k := range all {
 		s.forkers <- k
-		s.all = append(s.all, k)
 		go s.watchForker(k)
 	}
-	return s, nil
 }
 
 // watchForker notices the end of a forker. None ends by itself while we live;
@@ -282,6 +343,8 @@ func (s *server) own() {
 			r.k.c, r.k.proc = n.c, n.proc
 			r.k.mu.Unlock()
 			close(r.done)
+		case r := <-s.replace:
+			r.failed <- s.become(r.binary)
 		}
 	}
 }
@@ -323,7 +386,7 @@ var errRuns = errors.New("a hold runs already")
 
 // launchDaemon starts a hold and waits until it listens.
 func launchDaemon(ctx context.Context, o Options) error {
-	cfg := daemonConfig{Socket: o.Socket, Forkers: o.Forkers, Version: Version}
+	cfg := daemonConfig{Socket: o.Socket, Forkers: o.Forkers}
 	if o.Cgroup != "" {
 		if err := os.Mkdir(o.Cgroup, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return err

@@ -59,10 +59,12 @@ func number(path string) int64 {
 	return n
 }
 
-// watch waits for the end of the main process and makes the result.
-func (e *execution) watch() {
-	end, err := awaitEnd(e.pidfd)
-	wall := time.Since(e.begun)
+// watch waits for the end of the main process.
+func (e *execution) watch() { e.sb.s.attend(&e.vigil, e.pidfd, e.ending) }
+
+// ending makes the result.
+func (e *execution) ending(end ending, err error) {
+	wall := time.Since(e.mark)
 	if err != nil {
 		e.sb.s.log.Error("wait for exec", "exec", e.spec.Spec.ID, "error", err)
 	}
@@ -89,11 +91,10 @@ func (e *execution) watch() {
 	input := e.input
 	e.input = nil
 	e.mu.Unlock()
-	if input != nil && e.spec.Spec.PTY == nil {
+	if e.spec.Spec.PTY != nil {
+		e.out[0].hangUp()
+	} else if input != nil {
 		_ = input.Close()
-	}
-	if input != nil && e.spec.Spec.PTY != nil {
-		go e.closePTY(input)
 	}
 	e.sb.s.emit(wireEvent{Event: Event{Type: ExecExited, Sandbox: e.sb.name(), Exec: e.spec.Spec.ID, Result: r}, Kept: e.keptSmall()})
 	close(e.done)
@@ -122,16 +123,6 @@ func (e *execution) keptSmall() [][]byte {
 		kept = append(kept, b)
 	}
 	return kept
-}
-
-// closePTY hangs the terminal up once its output is in the spool: what still
-// uses it gets SIGHUP, as when a terminal window is closed.
-func (e *execution) closePTY(master *os.File) {
-	select {
-	case <-e.out[0].drained:
-	case <-e.out[0].stop:
-	}
-	_ = master.Close()
 }
 
 func (e *execution) result(end ending, wall, held time.Duration) ExecResult {

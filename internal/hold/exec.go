@@ -29,8 +29,10 @@ type execution struct {
 
 	pid   int
 	pidfd *os.File
+	vigil vigil
 	group string // directory of its cgroup
 	begun time.Time
+	mark  time.Time // begun, by a clock that nobody sets
 	clock *clock
 	usage usage
 	out   [2]*pump // stdout, stderr; stderr nil with a PTY
@@ -56,8 +58,7 @@ func (s *server) exec(w wireExec) (*execution, error) {
 	if err := sb.alive("exec"); err != nil {
 		return nil, err
 	}
-	e := &execution{sb: sb, spec: w, started: make(chan struct{}), done: make(chan struct{}), gone: make(chan struct{}), group: filepath.Join(sb.spec.Cgroup, "exec-"+id)}
-	e.clock = newClock(w.Spec.Timeout, func() { e.end(process.TimedOut) })
+	e := newExecution(sb, w)
 	sb.mu.Lock()
 	if !sb.entered {
 		sb.mu.Unlock()
@@ -87,8 +88,14 @@ func (s *server) exec(w wireExec) (*execution, error) {
 	e.clock.start(sb.held)
 	sb.mu.Unlock()
 	close(e.started)
-	go e.watch()
+	e.watch()
 	return e, nil
+}
+
+func newExecution(sb *sandbox, w wireExec) *execution {
+	e := &execution{sb: sb, spec: w, started: make(chan struct{}), done: make(chan struct{}), gone: make(chan struct{}), group: filepath.Join(sb.spec.Cgroup, "exec-"+w.Spec.ID)}
+	e.clock = newClock(w.Spec.Timeout, func() { e.end(process.TimedOut) })
+	return e
 }
 
 // admitted starts it, if not so many run that the hold could serve no other.
@@ -237,6 +244,7 @@ func (e *execution) start() (err error) {
 	defer e.sb.s.warmth.done(warm)
 	e.usage.read(warm)
 	e.begun = time.Now()
+	e.mark = e.begun
 	pty, err := e.launch(warm.tasks, io.theirs)
 	if err != nil {
 		return err
@@ -248,6 +256,7 @@ func (e *execution) start() (err error) {
 	for i, r := range io.out {
 		if r != nil {
 			e.out[i] = newPump(e, r, writers[i], pty != nil)
+			e.out[i].start()
 		}
 	}
 	return nil
@@ -266,16 +275,21 @@ func (e *execution) makeSpools() (w [2]*process.SpoolWriter, err error) {
 		if i == 1 && e.spec.Spec.PTY != nil {
 			break
 		}
-		path := e.spoolPath(process.Stream(i + 1))
-		w[i], err = process.NewLazySpoolWriter(func() (*os.File, error) {
-			e.spooled.Store(true)
-			return os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
-		}, e.spec.Spec.Head, e.spec.Spec.Tail)
+		w[i], err = process.NewLazySpoolWriter(e.spoolMaker(i), e.spec.Spec.Head, e.spec.Spec.Tail)
 		if err != nil {
 			return w, dsec.E(dsec.ClassOf(err), "exec", e.spec.Spec.ID, err)
 		}
 	}
 	return w, nil
+}
+
+// spoolMaker makes the file of the i-th stream when it is needed.
+func (e *execution) spoolMaker(i int) func() (*os.File, error) {
+	path := e.spoolPath(process.Stream(i + 1))
+	return func() (*os.File, error) {
+		e.spooled.Store(true)
+		return os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	}
 }
 
 // end kills the whole tree for a reason; the first reason stands.

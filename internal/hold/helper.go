@@ -11,7 +11,9 @@ import (
 // helper is a process of ours inside the user and mount namespaces of a
 // sandbox, where nothing inside sees it: it is in no pid namespace but ours.
 type helper struct {
+	sb    *sandbox
 	child *child
+	vigil vigil
 }
 
 func (h *helper) kill() { _ = signalPidfd(h.child.pidfd, unix.SIGKILL) }
@@ -45,13 +47,13 @@ func (s *server) startFiles(w FilesSpec) (*os.File, error) {
 		return nil, dsec.E(dsec.Internal, "start file helper", w.Sandbox, err)
 	}
 	defer closeAll(tasks)
-	l := &launch{sb: sb, group: w.Cgroup, tasks: tasks, image: im.encode(), last: []*os.File{theirs, null, null, s.helper}}
+	l := &launch{sb: sb, group: w.Cgroup, tasks: tasks, image: im.encode(), last: []*os.File{theirs, null, null, s.binary}}
 	c, _, err := l.run()
 	if err != nil {
 		_ = ours.Close()
 		return nil, dsec.E(errnoClass(unwrapErrno(err)), "start file helper", w.Sandbox, err)
 	}
-	h := &helper{child: c}
+	h := &helper{sb: sb, child: c}
 	sb.mu.Lock()
 	sb.helpers[h] = struct{}{}
 	gone := sb.ended
@@ -59,16 +61,20 @@ func (s *server) startFiles(w FilesSpec) (*os.File, error) {
 	if gone {
 		h.kill()
 	}
-	go func() {
-		if _, err := awaitEnd(c.pidfd); err != nil {
-			s.log.Error("wait for file helper", "sandbox", w.Sandbox, "error", err)
-		}
-		sb.mu.Lock()
-		delete(sb.helpers, h)
-		sb.mu.Unlock()
-		_ = c.pidfd.Close()
-	}()
+	h.watch()
 	return ours, nil
+}
+
+func (h *helper) watch() { h.sb.s.attend(&h.vigil, h.child.pidfd, h.ending) }
+
+func (h *helper) ending(_ ending, err error) {
+	if err != nil {
+		h.sb.s.log.Error("wait for file helper", "sandbox", h.sb.name(), "error", err)
+	}
+	h.sb.mu.Lock()
+	delete(h.sb.helpers, h)
+	h.sb.mu.Unlock()
+	_ = h.child.pidfd.Close()
 }
 
 func unwrapErrno(err error) error {

@@ -81,13 +81,21 @@ func packetPair() (ours *packets, theirs *os.File, err error) {
 		_, _ = unix.Close(a), theirs.Close()
 		return nil, nil, dsec.E(dsec.Internal, "make socket pair", "", err)
 	}
-	f := os.NewFile(uintptr(a), "pair")
+	if ours, err = newPackets(os.NewFile(uintptr(a), "pair")); err != nil {
+		_ = theirs.Close()
+		return nil, nil, err
+	}
+	return ours, theirs, nil
+}
+
+// newPackets takes over f, which does not block.
+func newPackets(f *os.File) (*packets, error) {
 	rc, err := f.SyscallConn()
 	if err != nil {
-		_, _ = f.Close(), theirs.Close()
-		return nil, nil, dsec.E(dsec.Internal, "make socket pair", "", err)
+		_ = f.Close()
+		return nil, dsec.E(dsec.Internal, "make socket pair", "", err)
 	}
-	return &packets{f: f, rc: rc}, theirs, nil
+	return &packets{f: f, rc: rc}, nil
 }
 
 // seqpacketPair makes a connected pair of sockets.

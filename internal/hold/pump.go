@@ -5,6 +5,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,11 +23,22 @@ const (
 
 var pumpBuffers = sync.Pool{New: func() any { b := make([]byte, pumpBuffer); return &b }}
 
+// pumpStage is how far a pump is.
+type pumpStage string
+
+const (
+	pumpReads    pumpStage = "reading"
+	pumpDrains   pumpStage = "draining"   // the command has ended: what the pipe held then
+	pumpDiscards pumpStage = "discarding" // what others still write
+	pumpDone     pumpStage = "done"
+)
+
 // pump moves what a command writes into its spool. After the command's end it
 // takes what the pipe held at that moment; later output of processes that were
 // left behind is read and thrown away, so that they neither block nor die.
 type pump struct {
-	e   *execution
+	s   *server
+	e   *execution // nil if there is only something to discard
 	r   *os.File
 	w   *process.SpoolWriter
 	pty bool
@@ -35,17 +47,90 @@ type pump struct {
 	drained chan struct{} // closed when the spool has all of the command's output
 	stop    chan struct{} // closed by abandon: wait for no follower
 	once    sync.Once
+
+	// Of the goroutine that runs, or of who starts it.
+	pending []byte // read and not yet in the spool, because the pump was paused
+	rest    int64  // draining: bytes to read
+	wide    bool
+
+	mu       sync.Mutex
+	stage    pumpStage // written by the goroutine that runs
+	on       bool      // it runs
+	finished bool      // the command has ended
+	hung     bool      // a terminal: close it when its output is in the spool
+	paused   bool
+	halt     chan struct{} // closed by pause
 }
 
 func newPump(e *execution, r *os.File, w *process.SpoolWriter, pty bool) *pump {
-	p := &pump{e: e, r: r, w: w, pty: pty, drained: make(chan struct{}), stop: make(chan struct{})}
-	go p.run()
+	p := &pump{s: e.sb.s, e: e, r: r, w: w, pty: pty, stage: pumpReads, drained: make(chan struct{}), stop: make(chan struct{})}
+	p.s.add(p)
 	return p
+}
+
+func (s *server) add(p *pump) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pumps[p] = struct{}{}
+}
+
+// start lets it run, also after a pause.
+func (p *pump) start() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.paused || p.halt == nil {
+		p.paused, p.halt = false, make(chan struct{})
+		p.deadlineLocked()
+	}
+	if !p.on {
+		p.on = true
+		p.s.pumping.enter()
+		go p.run()
+	}
+}
+
+// deadlineLocked lets a wait for output end at once where something else is to
+// be done.
+func (p *pump) deadlineLocked() {
+	t := never
+	if p.paused || p.finished && p.stage == pumpReads {
+		t = aLongTimeAgo
+	}
+	_ = p.r.SetReadDeadline(t)
+}
+
+// pause makes it stop where it is; nothing that was read is lost.
+func (p *pump) pause() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.paused {
+		p.paused = true
+		close(p.halt)
+		p.deadlineLocked()
+	}
 }
 
 // finish says that the command has ended; what is in the pipe now is the rest.
 func (p *pump) finish() {
-	_ = p.r.SetReadDeadline(time.Unix(1, 0)) // wakes run
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.finished = true
+	p.deadlineLocked()
+}
+
+// hangUp closes a terminal once its output is in the spool: what still uses it
+// gets SIGHUP, as when a terminal window is closed.
+func (p *pump) hangUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hung = true
+	p.hangUpLocked()
+}
+
+func (p *pump) hangUpLocked() {
+	if p.hung && (p.stage == pumpDiscards || p.stage == pumpDone) {
+		_ = p.r.Close()
+	}
 }
 
 // abandon stops waiting for followers.
@@ -79,39 +164,105 @@ func (p *pump) unread() (n int64) {
 }
 
 func (p *pump) run() {
+	defer p.s.pumping.leave()
 	rc, err := p.r.SyscallConn()
 	if err != nil {
-		p.e.sb.s.log.Error("pump", "exec", p.e.spec.Spec.ID, "error", err)
+		p.s.log.Error("pump", "error", err)
 		return
 	}
-	ended, wide := false, p.pty
 	for {
-		n, err := p.move(rc.Read, -1)
-		if !wide && n == pumpBuffer {
-			wide = true
+		halt := p.halted()
+		if len(p.pending) > 0 {
+			p.put(p.pending, halt)
+		}
+		if len(p.pending) == 0 {
+			p.step(rc, halt)
+		}
+		if p.stage == pumpDone || p.off() {
+			break
+		}
+	}
+	if p.stage != pumpDone {
+		return
+	}
+	if !p.pty { // a terminal takes input until the command has ended
+		_ = p.r.Close()
+	}
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	delete(p.s.pumps, p)
+}
+
+// step does what its stage is about, until the next one or a pause.
+func (p *pump) step(rc syscall.RawConn, halt <-chan struct{}) {
+	switch p.stage {
+	case pumpReads:
+		p.read(rc, halt)
+	case pumpDrains:
+		p.drain(rc.Control, halt)
+	case pumpDiscards:
+		p.discard(rc.Read)
+	}
+}
+
+func (p *pump) halted() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.halt
+}
+
+// off is true if it must stop for a pause.
+func (p *pump) off() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.paused {
+		p.on = false
+	}
+	return p.paused
+}
+
+func (p *pump) to(s pumpStage) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stage = s
+	p.deadlineLocked()
+	p.hangUpLocked()
+}
+
+func (p *pump) read(rc syscall.RawConn, halt <-chan struct{}) {
+	for {
+		n, err := p.move(rc.Read, -1, halt)
+		if n == pumpBuffer && !p.wide && !p.pty {
+			p.wide = true
 			p.widen(rc.Control)
 		}
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			break
-		}
-		if n == 0 || err != nil {
-			ended = true
-			break
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			p.mu.Lock()
+			finished := p.finished
+			p.mu.Unlock()
+			if finished {
+				if p.rest = process.DefaultKeep; !p.pty {
+					p.rest = p.unread()
+				}
+				p.to(pumpDrains)
+			}
+			return
+		case n == 0 || err != nil:
+			p.end(pumpDone)
+			return
+		case len(p.pending) > 0:
+			return
 		}
 	}
-	if !ended {
-		_ = p.r.SetReadDeadline(time.Time{})
-		ended = p.drain(rc.Control)
-	}
+}
+
+// end closes the spool.
+func (p *pump) end(next pumpStage) {
 	p.w.End()
 	close(p.drained)
 	_ = p.w.Close()
-	if !ended {
-		p.discard(rc.Read)
-	}
-	if !p.pty { // a terminal's master is closed by the execution
-		_ = p.r.Close()
-	}
+	p.to(next)
 }
 
 // widen gives a command that writes much a larger pipe: fewer turns for the
@@ -120,21 +271,24 @@ func (p *pump) widen(control func(func(uintptr)) error) {
 	_ = control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, widePipe) })
 }
 
-// drain takes what is in the pipe now.
-func (p *pump) drain(once func(func(uintptr)) error) (ended bool) {
-	rest := int64(process.DefaultKeep)
-	if !p.pty {
-		rest = p.unread()
-	}
+// drain takes what was in the pipe.
+func (p *pump) drain(once func(func(uintptr)) error, halt <-chan struct{}) {
 	try := func(f func(uintptr) bool) error { return once(func(fd uintptr) { f(fd) }) }
-	for rest > 0 {
-		n, err := p.move(try, rest)
-		if err != nil || n == 0 {
-			return err == nil || !errors.Is(err, unix.EAGAIN)
+	for p.rest > 0 {
+		n, err := p.move(try, p.rest, halt)
+		p.rest -= int64(n)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			p.end(pumpDiscards)
+			return
+		case err != nil || n == 0:
+			p.end(pumpDone)
+			return
+		case len(p.pending) > 0:
+			return
 		}
-		rest -= int64(n)
 	}
-	return false
+	p.end(pumpDiscards)
 }
 
 func (p *pump) discard(wait func(func(uintptr) bool) error) {
@@ -147,10 +301,12 @@ func (p *pump) discard(wait func(func(uintptr) bool) error) {
 			n, rerr = unix.Read(int(fd), *buf)
 			return rerr != unix.EAGAIN
 		})
-		if rerr == unix.EINTR {
-			continue
-		}
-		if err != nil || rerr != nil || n <= 0 {
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return
+		case err == nil && rerr == unix.EINTR:
+		case err != nil || rerr != nil || n <= 0:
+			p.to(pumpDone)
 			return
 		}
 	}
@@ -158,7 +314,7 @@ func (p *pump) discard(wait func(func(uintptr) bool) error) {
 
 // move reads once, at most limit bytes if that is not negative, and writes it
 // to the spool. 0 bytes without an error is the end of the stream.
-func (p *pump) move(wait func(func(uintptr) bool) error, limit int64) (int, error) {
+func (p *pump) move(wait func(func(uintptr) bool) error, limit int64, halt <-chan struct{}) (int, error) {
 	var n int
 	var rerr error
 	var buf *[]byte
@@ -168,12 +324,10 @@ func (p *pump) move(wait func(func(uintptr) bool) error, limit int64) (int, erro
 		if limit >= 0 && limit < int64(len(b)) {
 			b = b[:limit]
 		}
-		for {
-			n, rerr = unix.Read(int(fd), b)
-			if rerr != unix.EINTR {
-				break
-			}
-		}
+		rerr = noEINTR(func() (err error) {
+			n, err = unix.Read(int(fd), b)
+			return err
+		})
 		if rerr != nil || n <= 0 {
 			pumpBuffers.Put(buf)
 			buf = nil
@@ -192,9 +346,14 @@ func (p *pump) move(wait func(func(uintptr) bool) error, limit int64) (int, erro
 	}
 	defer pumpBuffers.Put(buf)
 	p.seen.Add(int64(n))
-	p.w.Write((*buf)[:n], p.stop)
-	p.e.wrote(p.w)
+	p.put((*buf)[:n], halt)
 	return n, nil
+}
+
+// put writes to the spool, and keeps what did not get there before a pause.
+func (p *pump) put(b []byte, halt <-chan struct{}) {
+	p.pending = append([]byte(nil), p.w.WriteUntil(b, p.stop, halt)...)
+	p.e.wrote(p.w)
 }
 
 // wrote enforces on_limit.

@@ -2,7 +2,9 @@ package hold
 
 import (
 	"encoding/binary"
+	"errors"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -61,6 +63,42 @@ func awaitEnd(pidfd *os.File) (ending, error) {
 		return ending{}, err
 	}
 	return e, werr
+}
+
+// vigil is the wait for the end of one process.
+type vigil struct {
+	mu sync.Mutex
+	on bool
+}
+
+// attend begins to wait for a process and calls end with how it ended. A freeze
+// stops it, if the process has not ended by then; attend begins it again.
+func (s *server) attend(v *vigil, pidfd *os.File, end func(ending, error)) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	_ = pidfd.SetReadDeadline(never)
+	if v.on {
+		return
+	}
+	v.on = true
+	s.watchers.enter()
+	go func() {
+		defer s.watchers.leave()
+		for {
+			e, err := awaitEnd(pidfd)
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				end(e, err)
+				return
+			}
+			v.mu.Lock()
+			frozen := s.frozen.Load()
+			v.on = !frozen
+			v.mu.Unlock()
+			if frozen {
+				return
+			}
+		}
+	}()
 }
 
 // reapPID waits for a child that is about to end and reaps it.

@@ -27,6 +27,7 @@ type sandbox struct {
 	pid      int
 	pidfd    *os.File
 	done     chan struct{} // closed when PID 1 is reaped
+	vigil    vigil
 	prepared chan struct{} // closed when what needs no root is made, or unready is set
 	unready  error
 	has      [3]bool // what was prepared, by the index in prepared
@@ -92,10 +93,18 @@ func (sb *sandbox) alive(what string) error {
 	return nil
 }
 
-// watch waits for the end of PID 1. The kernel has ended everything inside by
-// then.
-func (sb *sandbox) watch() {
-	e, err := awaitEnd(sb.pidfd)
+func newSandbox(s *server, spec SpawnSpec) *sandbox {
+	sb := &sandbox{s: s, spec: spec, done: make(chan struct{}), prepared: make(chan struct{}), execs: map[string]*execution{},
+		leaving: map[string]*execution{}, helpers: map[*helper]struct{}{}}
+	sb.ident.Store(&spec.ID)
+	return sb
+}
+
+// watch waits for the end of PID 1.
+func (sb *sandbox) watch() { sb.s.attend(&sb.vigil, sb.pidfd, sb.ending) }
+
+// ending is the end of PID 1. The kernel has ended everything inside by then.
+func (sb *sandbox) ending(e ending, err error) {
 	if err != nil {
 		sb.s.log.Error("wait for sandbox", "sandbox", sb.name(), "error", err)
 	}

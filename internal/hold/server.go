@@ -19,22 +19,30 @@ import (
 // server is the hold itself.
 type server struct {
 	socket   string
-	version  string
 	started  time.Time
 	log      *slog.Logger
 	forkers  chan *forker // idle ones
 	all      []*forker
 	turn     atomic.Uint32
-	helper   *os.File // the program of file helpers
+	binary   *os.File // our program, and that of file helpers
+	digest   func() string
 	null     *os.File // stdin of commands that have none
 	lock     *os.File // held as long as we live
 	image    *os.File // the forker's program
 	respawn  chan respawn
+	replace  chan replacement
 	quit     chan struct{}
 	quitOnce sync.Once
 	lis      *net.UnixListener
 
 	warmth warmth
+
+	requests  crowd // being served
+	watchers  crowd // that wait for ends, and for clients
+	pumping   crowd
+	frozen    atomic.Bool
+	upgrading sync.Mutex
+	accepting vigil
 
 	most    int          // commands that may run
 	running atomic.Int64 // commands that do, or are being started
@@ -44,6 +52,7 @@ type server struct {
 	store     map[string]*os.File
 	sandboxes map[string]*sandbox
 	lingering map[string]struct{} // directories of cgroups that were not empty
+	pumps     map[*pump]struct{}
 }
 
 // session is one client's connection.
@@ -53,17 +62,44 @@ type session struct {
 	ctx  context.Context
 	stop context.CancelFunc
 
+	foreign bool    // it speaks another version: it may only replace us
 	pending []Event // ends from before this client
+}
+
+// listen begins to accept clients, also after a freeze.
+func (s *server) listen() {
+	s.accepting.mu.Lock()
+	defer s.accepting.mu.Unlock()
+	_ = s.lis.SetDeadline(never)
+	if !s.accepting.on {
+		s.accepting.on = true
+		s.watchers.enter()
+		go s.accept()
+	}
+}
+
+// stopAccepting is true if a freeze is why no client came.
+func (s *server) stopAccepting() bool {
+	s.accepting.mu.Lock()
+	defer s.accepting.mu.Unlock()
+	s.accepting.on = !s.frozen.Load()
+	return !s.accepting.on
 }
 
 // accept serves clients until the listener is closed.
 func (s *server) accept() {
+	defer s.watchers.leave()
 	for {
 		c, err := s.lis.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
+		switch {
+		case errors.Is(err, net.ErrClosed):
 			return
-		}
-		if err != nil {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if s.stopAccepting() {
+				return
+			}
+			continue
+		case err != nil:
 			s.log.Error("accept", "error", err)
 			time.Sleep(10 * time.Millisecond) // out of descriptors: ends of commands free some
 			continue
@@ -105,19 +141,13 @@ func (s *server) serve(c *net.UnixConn) {
 	}
 	f.close()
 	ctx, stop := context.WithCancel(context.Background())
-	ses := &session{s: s, w: w, ctx: ctx, stop: stop}
+	ses := &session{s: s, w: w, ctx: ctx, stop: stop, foreign: f.version != protocolVersion}
 	defer stop()
-	if f.op != opHello {
-		ses.reply(f, nil, nil, dsec.Errorf(dsec.Invalid, "greet hold", "", "first message is not a hello"))
-		return
-	}
-	if !s.takeClient(ses) {
-		ses.reply(f, nil, nil, dsec.Errorf(dsec.Conflict, "greet hold", "", "it has a live client"))
+	if !ses.greet(f) {
 		return
 	}
 	defer s.dropClient(ses)
-	s.log.Info("client", "pid", pid)
-	ses.reply(f, wireHello{Protocol: protocolVersion, Version: s.version, PID: os.Getpid(), Started: s.started}, nil, nil)
+	s.log.Info("client", "pid", pid, "protocol", f.version)
 	var running sync.WaitGroup
 	running.Go(ses.sendPending)
 	for {
@@ -126,15 +156,40 @@ func (s *server) serve(c *net.UnixConn) {
 			s.log.Info("client left", "pid", pid, "reason", err)
 			break
 		}
-		if f.id == 0 {
-			ses.told(&f)
+		if f.op == opUpgrade {
+			running.Go(func() { ses.upgrade(f) })
 			continue
 		}
-		running.Go(func() { ses.handle(f) })
+		s.requests.enter() // waits while we are frozen
+		if f.id == 0 {
+			ses.told(&f)
+			s.requests.leave()
+			continue
+		}
+		running.Go(func() {
+			defer s.requests.leave()
+			ses.handle(f)
+		})
 	}
 	stop()
 	_ = c.Close()
 	running.Wait()
+}
+
+// greet answers a hello and makes who sent it the client.
+func (c *session) greet(f frame) bool {
+	c.s.requests.enter()
+	defer c.s.requests.leave()
+	if f.op != opHello {
+		c.reply(f, nil, nil, dsec.Errorf(dsec.Invalid, "greet hold", "", "first message is not a hello"))
+		return false
+	}
+	if !c.s.takeClient(c) {
+		c.reply(f, nil, nil, dsec.Errorf(dsec.Conflict, "greet hold", "", "it has a live client"))
+		return false
+	}
+	c.reply(f, wireHello{Protocol: protocolVersion, Version: Version, PID: os.Getpid(), Started: c.s.started, Digest: c.s.digest()}, nil, nil)
+	return true
 }
 
 func (s *server) takeClient(ses *session) bool {
@@ -144,6 +199,9 @@ func (s *server) takeClient(ses *session) bool {
 		return false
 	}
 	s.client = ses
+	if ses.foreign {
+		return true
+	}
 	for _, sb := range s.sandboxes {
 		ses.pending = append(ses.pending, sb.pending()...)
 	}
@@ -164,7 +222,7 @@ func (s *server) emit(e wireEvent) {
 	s.mu.Lock()
 	c := s.client
 	s.mu.Unlock()
-	if c != nil {
+	if c != nil && !c.foreign {
 		_ = c.sendEvent(e) // the next client finds it, too
 	}
 }

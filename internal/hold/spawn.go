@@ -33,8 +33,7 @@ func (s *server) spawn(ctx context.Context, w wireSpawn, f *frame) (any, []*os.F
 	if !validID(w.ID) || w.Count == 0 || w.UIDBase == 0 || w.GIDBase == 0 || w.Cgroup == "" {
 		return nil, nil, dsec.Errorf(dsec.Invalid, "spawn sandbox", dsec.Quote(w.ID), "needs a valid id, a uid and gid range and a cgroup")
 	}
-	sb := &sandbox{s: s, spec: w.SpawnSpec, done: make(chan struct{}), prepared: make(chan struct{}), execs: map[string]*execution{}, leaving: map[string]*execution{}, helpers: map[*helper]struct{}{}}
-	sb.ident.Store(&w.ID)
+	sb := newSandbox(s, w.SpawnSpec)
 	s.mu.Lock()
 	if s.sandboxes[w.ID] != nil {
 		s.mu.Unlock()
@@ -161,7 +160,7 @@ func (sb *sandbox) born(pidfd *os.File, ctl *packets, tasks []*os.File) ([]*os.F
 	sb.s.mu.Lock()
 	sb.pidfd = pidfd
 	sb.s.mu.Unlock()
-	go sb.watch()
+	sb.watch()
 	return out, nil
 }
 

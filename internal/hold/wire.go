@@ -65,9 +65,13 @@ const (
 	opList
 	opAck
 	opShutdown
-	_       // reserved for handing over to a new binary
+	opUpgrade
 	opEvent // from hold, no reply
 )
+
+// forEver says that an operation is understood by every version, so that each
+// hold can be greeted and replaced.
+func (o op) forEver() bool { return o == opHello || o == opUpgrade }
 
 // frame is one message with its descriptors, which the receiver owns.
 type frame struct {
@@ -76,6 +80,8 @@ type frame struct {
 	flags uint32
 	body  []byte
 	files []*os.File
+
+	version uint16 // of who sent it
 }
 
 func (f *frame) close() {
@@ -172,6 +178,10 @@ func receivedFiles(oob []byte) ([]*os.File, error) {
 	return files, nil
 }
 
+func errVersion(v uint16) error {
+	return fmt.Errorf("protocol version %d, this program speaks %d", v, protocolVersion)
+}
+
 func (f *frame) parse(b []byte) error {
 	if len(b) == 0 {
 		return net.ErrClosed // SEQPACKET has no other end of file
@@ -179,10 +189,11 @@ func (f *frame) parse(b []byte) error {
 	if len(b) < frameHeader || binary.LittleEndian.Uint16(b) != frameMagic {
 		return errors.New("not a frame of the hold protocol")
 	}
-	if v := binary.LittleEndian.Uint16(b[2:]); v != protocolVersion {
-		return fmt.Errorf("protocol version %d, this program speaks %d", v, protocolVersion)
-	}
+	f.version = binary.LittleEndian.Uint16(b[2:])
 	f.op = op(binary.LittleEndian.Uint16(b[4:]))
+	if f.version != protocolVersion && !f.op.forEver() {
+		return errVersion(f.version)
+	}
 	f.flags = binary.LittleEndian.Uint32(b[8:])
 	size := int(binary.LittleEndian.Uint32(b[12:]))
 	f.id = binary.LittleEndian.Uint64(b[16:])

@@ -46,9 +46,15 @@ func TestOtherVersionIsRefused(t *testing.T) {
 	b := make([]byte, frameHeader)
 	binary.LittleEndian.PutUint16(b, frameMagic)
 	binary.LittleEndian.PutUint16(b[2:], protocolVersion+1)
-	var f frame
-	if err := f.parse(b); err == nil || !strings.Contains(err.Error(), "version 3") {
-		t.Fatal(err)
+	for o := range opEvent {
+		binary.LittleEndian.PutUint16(b[4:], uint16(o))
+		var f frame
+		err := f.parse(b)
+		if o == opHello || o == opUpgrade {
+			must(t, err)
+		} else if err == nil || !strings.Contains(err.Error(), "version 3") {
+			t.Fatal(o, err)
+		}
 	}
 }
 

@@ -1,0 +1,212 @@
+package hold
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// freeze brings everything to a stop at which nothing is lost and the state can
+// be told: no request is served, nobody waits for an end or reads output, no
+// deadline fires. After an error, too, thaw makes it go on.
+func (s *server) freeze(ctx context.Context) error {
+	s.requests.close()
+	s.frozen.Store(true)
+	_ = s.lis.SetDeadline(aLongTimeAgo)
+	if err := s.requests.empty(ctx); err != nil {
+		return dsec.E(dsec.Timeout, "wait for requests in flight", "", err)
+	}
+	all := s.living()
+	for _, sb := range all {
+		select {
+		case <-sb.prepared:
+		case <-ctx.Done():
+			return dsec.E(dsec.Timeout, "wait for shell", sb.name(), ctx.Err())
+		}
+		sb.mu.Lock()
+		_ = sb.pidfd.SetReadDeadline(aLongTimeAgo)
+		for h := range sb.helpers {
+			_ = h.child.pidfd.SetReadDeadline(aLongTimeAgo)
+		}
+		for _, e := range sb.execs {
+			_ = e.pidfd.SetReadDeadline(aLongTimeAgo)
+		}
+		sb.mu.Unlock()
+	}
+	if err := s.watchers.empty(ctx); err != nil {
+		return dsec.E(dsec.Timeout, "wait for ends that are being told", "", err)
+	}
+	for _, p := range s.allPumps() {
+		p.pause()
+	}
+	if err := s.pumping.empty(ctx); err != nil {
+		return dsec.E(dsec.Timeout, "wait for output", "", err)
+	}
+	for _, sb := range all {
+		for _, e := range sb.list() {
+			e.clock.pause()
+		}
+	}
+	return nil
+}
+
+// thaw starts what freeze stopped, and in a new program what the state says.
+func (s *server) thaw() {
+	s.frozen.Store(false)
+	for _, p := range s.allPumps() {
+		p.start()
+	}
+	for _, sb := range s.living() {
+		sb.mu.Lock()
+		ended, helpers := sb.ended, slices.Collect(maps.Keys(sb.helpers))
+		sb.mu.Unlock()
+		if !ended {
+			sb.watch()
+		}
+		for _, h := range helpers {
+			h.watch()
+		}
+		for _, e := range sb.list() {
+			if !e.hasEnded() {
+				e.clock.resume()
+				e.watch()
+			}
+		}
+	}
+	s.listen()
+	s.requests.open()
+}
+
+func (e *execution) hasEnded() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.ended
+}
+
+func (s *server) allPumps() []*pump {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.pumps))
+}
+
+// living are the sandboxes that were made, also if they have ended.
+func (s *server) living() []*sandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*sandbox
+	for _, sb := range s.sandboxes {
+		if sb.pidfd != nil {
+			all = append(all, sb)
+		}
+	}
+	return all
+}
+
+// monotonic is a clock that goes on from one program to the next.
+func monotonic() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot go wrong
+	return time.Duration(ts.Nano())
+}
+
+// baggage are the descriptors that go along to the next program.
+type baggage []int
+
+// keep returns the number of f, 0 if it is nil or closed.
+func (k *baggage) keep(f *os.File) int {
+	if f == nil {
+		return 0
+	}
+	fd := fdOf(f)
+	if fd < 0 {
+		return 0
+	}
+	*k = append(*k, fd)
+	return fd
+}
+
+// state tells all that is, of a frozen hold. The listener comes apart, for it
+// is no file.
+func (s *server) state(k *baggage, binary *os.File) *holdState {
+	st := &holdState{Format: stateFormat, Native: nativeFormat, At: monotonic(), Started: s.started, Socket: s.socket,
+		Binary: k.keep(binary), Lock: k.keep(s.lock), Store: map[string]int{}}
+	for _, f := range s.all {
+		f.mu.Lock()
+		st.Forkers = append(st.Forkers, forkerState{PID: f.proc.Pid, Socket: k.keep(f.c.f)})
+		f.mu.Unlock()
+	}
+	orphans := map[*pump]bool{}
+	for _, p := range s.allPumps() {
+		orphans[p] = true
+	}
+	for _, sb := range s.living() {
+		st.Sandboxes = append(st.Sandboxes, sb.state(k, orphans))
+	}
+	slices.SortFunc(st.Sandboxes, func(a, b sandboxState) int { return cmp.Compare(a.ID, b.ID) })
+	for p := range orphans {
+		if p.pty {
+			continue // closing it is all that is left to do
+		}
+		if fd := k.keep(p.r); fd != 0 {
+			st.Discards = append(st.Discards, fd)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for n, f := range s.store {
+		st.Store[n] = k.keep(f)
+	}
+	st.Lingering = slices.Sorted(maps.Keys(s.lingering))
+	return st
+}
+
+func (sb *sandbox) state(k *baggage, orphans map[*pump]bool) sandboxState {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	st := sandboxState{ID: sb.name(), Spec: sb.spec, PID: sb.pid, Pidfd: k.keep(sb.pidfd), Entered: sb.entered, Held: sb.held, Asked: sb.asked,
+		Ended: sb.ended, Acked: sb.acked, Signal: sb.signal, Prepared: sb.has}
+	if sb.ctl != nil {
+		st.Control = k.keep(sb.ctl.f)
+	}
+	if sb.unready != nil {
+		st.Unready = sb.unready.Error()
+	}
+	for h := range sb.helpers {
+		st.Helpers = append(st.Helpers, childState{PID: h.child.pid, Pidfd: k.keep(h.child.pidfd)})
+	}
+	for _, e := range sb.execs {
+		st.Execs = append(st.Execs, e.state(k, orphans))
+	}
+	slices.SortFunc(st.Execs, func(a, b execState) int { return cmp.Compare(a.Spec.Spec.ID, b.Spec.Spec.ID) })
+	return st
+}
+
+func (e *execution) state(k *baggage, orphans map[*pump]bool) execState {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	st := execState{Spec: e.spec, PID: e.pid, Begun: e.begun, Ran: time.Since(e.mark), Clock: e.clock.state(), OOM: e.usage.oom,
+		Throttle: e.usage.throttle, Spooled: e.spooled.Load(), Input: k.keep(e.input), Cause: e.cause, Ended: e.ended, Acked: e.acked, Result: e.res}
+	if !e.ended {
+		st.Pidfd = k.keep(e.pidfd)
+	}
+	for _, p := range e.out {
+		if p != nil {
+			delete(orphans, p)
+			st.Out = append(st.Out, p.state(k))
+		}
+	}
+	return st
+}
+
+func (p *pump) state(k *baggage) pumpState {
+	spool, file := p.w.State()
+	return pumpState{Stage: p.stage, Pipe: k.keep(p.r), Finished: p.finished, Seen: p.seen.Load(), Rest: p.rest, Pending: p.pending,
+		Spool: spool, File: k.keep(file)}
+}
