@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(
-  protobuf-compiler                   # checks the generated code of the wire
+  protobuf-compiler libprotobuf-dev   # check the generated code of the wire
   gcc libc6-dev                       # the forker, the race detector
   gcc-aarch64-linux-gnu libc6-dev-arm64-cross # the forker for the other machine
   python3 python3-venv                # libdsec, the demo
