@@ -148,7 +148,9 @@ func (p *btrfsPool) begin() error {
 	}
 	mode, err := os.ReadFile(p.groups + "/mode") // Linux 6.7
 	p.simple = err == nil && strings.TrimSpace(string(mode)) == "squota"
-	if err := growToDevice(p.root); err != nil {
+	// The kernel makes a file system read-only that the disk below failed. What
+	// is in it must be found all the same, by whoever ends it.
+	if err := growToDevice(p.root); err != nil && !errors.Is(err, unix.EROFS) {
 		return err
 	}
 	return p.sweepStale()

@@ -140,6 +140,8 @@ func classOf(err error) dsec.Class {
 		return dsec.NotFound
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return dsec.NoSpace
+	case errors.Is(err, unix.EROFS): // see begin
+		return dsec.Unavailable
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return dsec.ClassOf(err)
 	}

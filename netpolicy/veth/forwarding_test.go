@@ -82,3 +82,18 @@ func TestNetworksThatComeAndGoTogetherLeaveForwardingAsItWas(t *testing.T) {
 		})
 	}
 }
+
+// TestWhatANetworkLeftIsTakenAwayWithoutIt: its keeper may be gone.
+func TestWhatANetworkLeftIsTakenAwayWithoutIt(t *testing.T) {
+	l := newLab(t)
+	n := another(t, l, "gone", "10.77.0.0/24")
+	if err := n.Close(); err != nil { // as if it had been killed
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := Clean(t.Context(), Config{Name: "gone", Node: l.node}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left(t, l.node)
+}

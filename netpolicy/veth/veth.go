@@ -241,6 +241,19 @@ func (n *Network) Close() error {
 	return nil
 }
 
+// Clean takes away what a network of that name left on the node, when there is
+// nothing to open it with. Its router ends with whoever keeps it.
+func Clean(ctx context.Context, c Config) error {
+	n := &Network{c: c}
+	n.c.Keeper = nil
+	var err error
+	if n.node, err = nodeNamespace(c.Node); err != nil {
+		return dsec.E(dsec.Internal, "remove network", c.Name, err)
+	}
+	defer func() { _ = n.Close() }()
+	return n.Remove(ctx)
+}
+
 // Remove disconnects everybody, takes what is on the node away, and closes.
 func (n *Network) Remove(ctx context.Context) error {
 	const op = "remove network"

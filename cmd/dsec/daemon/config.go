@@ -132,14 +132,9 @@ func logger(w io.Writer) *slog.Logger {
 // lock takes the machine's state for one supervisor; the pid of the holder is
 // in the file.
 func lock(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := take(path)
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, "lock", path, err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		pid, _ := io.ReadAll(f)
-		f.Close()
-		return nil, dsec.Errorf(dsec.AlreadyExists, "lock", path, "dsec up runs already, pid %s", strings.TrimSpace(string(pid)))
+		return nil, err
 	}
 	if err := f.Truncate(0); err == nil {
 		_, err = fmt.Fprintln(f, os.Getpid())
@@ -147,6 +142,24 @@ func lock(path string) (*os.File, error) {
 			f.Close()
 			return nil, dsec.E(dsec.Internal, "lock", path, err)
 		}
+	}
+	return f, nil
+}
+
+// take is lock without a word about the holder: a disk that is full or
+// read-only takes none.
+func take(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, unix.EROFS) {
+		f, err = os.Open(path)
+	}
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "lock", path, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		pid, _ := io.ReadAll(f)
+		f.Close()
+		return nil, dsec.Errorf(dsec.AlreadyExists, "lock", path, "dsec up runs already, pid %s", strings.TrimSpace(string(pid)))
 	}
 	return f, nil
 }

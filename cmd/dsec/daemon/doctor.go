@@ -90,6 +90,9 @@ func probe(ctx context.Context, as *settings) (reports []runtime.Report, err err
 // examine adds to what the tier found what it cannot know of the machine.
 func (m *machine) examine(ctx context.Context, s *settings) runtime.Report {
 	r := m.tier.Probe(ctx)
+	if size, free, err := poolSize(s); err == nil { // else it was never up
+		r.Checks = append(r.Checks, poolRoom(s, size, free))
+	}
 	if m.network != nil {
 		walls, err := veth.Walls(ctx, veth.Config{Name: s.Instance})
 		r.Checks = append(r.Checks, firewall(walls, err), m.connections(ctx))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/leak"
+	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/node"
 )
 
@@ -51,31 +53,33 @@ func down(ctx context.Context, s *settings, purge bool, out io.Writer) error {
 		fmt.Fprintf(out, "nothing to end: there is no %s\n", s.Data)
 		return nil
 	}
-	if err := makeDirs(s); err != nil {
-		return err
-	}
+	stays := []error{makeDirs(s)} // a disk that takes nothing keeps nothing running
 	if err := endSupervisor(ctx, s); err != nil {
 		return err
 	}
-	held, err := lock(s.lockFile())
+	held, err := take(s.lockFile())
 	if err != nil {
 		return err
 	}
 	defer held.Close()
 	ended, err := endSandboxes(ctx, s)
-	if err != nil {
-		return err
-	}
 	fmt.Fprintf(out, "ended %d sandboxes\n", ended)
-	if err := os.RemoveAll(s.Run); err != nil {
-		return dsec.E(dsec.Internal, "remove", s.Run, err)
+	if err != nil {
+		fmt.Fprintln(out, "the rest is ended by force: the state of the node cannot be used")
+		stays = append(stays, err, endByForce(ctx, s))
 	}
+	stays = append(stays, removeTree(s.Run))
 	if purge {
-		if err := os.RemoveAll(s.Data); err != nil {
-			return dsec.E(dsec.Internal, "remove", s.Data, err)
-		}
+		stays = []error{removeTree(s.Data), removeTree(s.Run)} // and with it what could not be removed from it
 	}
-	return sayLeft(out, s, purge)
+	return errors.Join(append(stays, sayLeft(out, s, purge))...)
+}
+
+func removeTree(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return dsec.E(dsec.Internal, "remove", dir, err)
+	}
+	return nil
 }
 
 // endSupervisor asks the holder of the lock to end and waits for it.
@@ -124,6 +128,22 @@ func endSandboxes(ctx context.Context, s *settings) (ended int, err error) {
 	return ended, errors.Join(err, a.teardown(ctx, s, stack), removeGroups(ctx, s))
 }
 
+// endByForce ends what runs, without the state that says what it is: the hold,
+// and with it every mount and the router; every process in the control groups;
+// and what is on the node for the network. What is on disk stays.
+func endByForce(ctx context.Context, s *settings) error {
+	hctx, cancel := context.WithTimeout(ctx, forceAfter)
+	defer cancel()
+	if err := endHold(hctx, s); err != nil {
+		slog.Warn("the hold does not end when asked", "err", err) // it is killed with its group
+	}
+	err := removeGroups(ctx, s)
+	return errors.Join(err, veth.Clean(ctx, veth.Config{Name: s.Instance}))
+}
+
+// forceAfter is how long a hold may take to end.
+const forceAfter = 10 * time.Second
+
 // sayLeft looks for everything of this instance that a sandbox system can
 // leave.
 func sayLeft(out io.Writer, s *settings, purged bool) error {
@@ -154,22 +174,30 @@ func sayLeft(out io.Writer, s *settings, purged bool) error {
 	return dsec.Errorf(dsec.Internal, "end dsec", s.Instance, "%d things are left: %s", len(ours), strings.Join(ours, ", "))
 }
 
-// deleteAll deletes every sandbox whose disk is still here.
+// deleteAll deletes every sandbox whose disk is still here. One that cannot be
+// keeps no other.
 func deleteAll(ctx context.Context, n *node.Node) (ended int, err error) {
 	n.Drain(true)
 	list, err := n.List(ctx, node.Filter{})
 	if err != nil {
 		return 0, err
 	}
-	g, ctx := errgroup.WithContext(ctx)
+	var g errgroup.Group
 	g.SetLimit(deletesAtOnce)
-	for _, sb := range list {
+	errs := make([]error, len(list))
+	for i, sb := range list {
 		g.Go(func() error {
-			_, err := n.Delete(ctx, sb.ID, "")
-			return err
+			_, errs[i] = n.Delete(ctx, sb.ID, "")
+			return nil
 		})
 	}
-	return len(list), g.Wait()
+	_ = g.Wait() // errs has them
+	for _, err := range errs {
+		if err == nil {
+			ended++
+		}
+	}
+	return ended, errors.Join(errs...)
 }
 
 const deletesAtOnce = 16

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/container"
 )
 
@@ -58,9 +60,12 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			return err
 		}, Undo: func(context.Context) error { return m.mounts.Close() }},
 		{Name: "disks", Do: func(ctx context.Context) (err error) {
-			size, err := poolSize(s)
+			size, free, err := poolSize(s)
 			if err != nil {
 				return err
+			}
+			if c := poolRoom(s, size, free); !c.OK {
+				log.Warn(c.Detail)
 			}
 			m.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: s.poolDir(), Size: size, Keeper: m.mounts.Keeper()})
 			return err
@@ -116,10 +121,12 @@ func startHold(ctx context.Context, s *settings, groups *cgroup.Root) (*hold.Cli
 		Log: s.holdLog(), Start: openHold})
 }
 
-func poolSize(s *settings) (int64, error) {
+// poolSize is what the pool may grow to, and what there is for it: what is free
+// and what it has already.
+func poolSize(s *settings) (size, free int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.poolDir(), &st); err != nil {
-		return 0, dsec.E(dsec.Internal, "measure free space", s.poolDir(), err)
+		return 0, 0, dsec.E(dsec.Internal, "measure free space", s.poolDir(), err)
 	}
 	used := int64(0) // an existing pool file counts as free: it is ours to fill
 	if files, err := filepath.Glob(filepath.Join(s.poolDir(), "*")); err == nil {
@@ -130,11 +137,24 @@ func poolSize(s *settings) (int64, error) {
 			}
 		}
 	}
-	size, err := config.Bytes(s.Node.DiskPool, int64(st.Bavail)*st.Bsize+used)
-	if err != nil {
-		return 0, dsec.E(dsec.Invalid, "read size", "node.disk_pool", err)
+	free = int64(st.Bavail)*st.Bsize + used
+	if size, err = config.Bytes(s.Node.DiskPool, free); err != nil {
+		return 0, 0, dsec.E(dsec.Invalid, "read size", "node.disk_pool", err)
 	}
-	return size, nil
+	return size, free, nil
+}
+
+// poolRoom holds a size of the pool against what there is for it. A pool file
+// that the disk cannot take is an I/O error for every sandbox in it.
+func poolRoom(s *settings, size, free int64) runtime.Check {
+	c := runtime.Check{Name: "disk pool"}
+	if size > free {
+		c.Detail = fmt.Sprintf("the disk pool may grow to %d MiB, but %s has room for %d MiB: when it is full, every sandbox gets I/O errors; set node.disk_pool to less",
+			size>>20, s.poolDir(), free>>20)
+		return c
+	}
+	c.OK, c.Detail = true, fmt.Sprintf("may grow to %d MiB of the %d MiB there are", size>>20, free>>20)
+	return c
 }
 
 func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*veth.Network, error) {

@@ -1,0 +1,73 @@
+package machine
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec/process"
+)
+
+// busy starts a command that does not end.
+func (h *host) busy() {
+	h.t.Helper()
+	if _, err := h.Exec(h.t.Context(), h.create(nil), process.Spec{Argv: []string{"/bin/sleep", "1000"}}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// ends runs "dsec down" and wants that nothing of the machine is left; its
+// error may tell of what stays on disk.
+func (h *host) ends() {
+	h.t.Helper()
+	begun := time.Now()
+	out, err := exec.Command(binary, append([]string{"down"}, h.args...)...).CombinedOutput()
+	<-h.ended
+	if !bytes.Contains(out, []byte("nothing is left")) {
+		h.t.Errorf("dsec down: %v\n%s", err, out)
+	}
+	if took := time.Since(begun); took > time.Minute {
+		h.t.Errorf("dsec down took %v", took)
+	}
+	h.t.Logf("dsec down: %v\n%s", err, out)
+}
+
+// A disk that is full makes the pool on it read-only, and the ledger takes no
+// word. What runs ends all the same.
+func TestDownOnAFullHostDisk(t *testing.T) {
+	dir, err := os.MkdirTemp("/var/tmp", "dsec-down-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	small(t, dir)
+	t.Cleanup(func() {
+		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
+			t.Errorf("umount: %v\n%s", err, out)
+		}
+		_ = os.Remove(dir)
+	})
+	h := startIn(t, filepath.Join(dir, "state"))
+	if h.log.count("the disk pool may grow to") == 0 {
+		t.Errorf("no word of a pool of 8 GiB on 700 MB:\n%s", h.log)
+	}
+	writer := h.create(nil)
+	h.busy()
+	fill(t, filepath.Join(dir, "filler"))
+	// New blocks for metadata, which the disk cannot take either.
+	_, _ = h.sh(writer, "for d in 1 2 3 4 5 6; do for i in $(seq 1 1500); do head -c 1500 /dev/urandom > /root/f$d.$i; done; sync; done")
+	h.ends()
+}
+
+// The state of the node may be broken: what runs ends without it.
+func TestDownWithoutTheStateOfTheNode(t *testing.T) {
+	h := start(t)
+	h.busy()
+	h.busy()
+	if err := os.WriteFile(filepath.Join(h.dir, "data", "node", "ledger.db"), bytes.Repeat([]byte("x"), 1<<16), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.ends()
+}
