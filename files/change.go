@@ -133,12 +133,16 @@ func (l *Local) SetAttr(ctx context.Context, path string, a Attr) error {
 	if err := check(ctx, opSetAttr, path); err != nil {
 		return err
 	}
+	o := owner{a.UID, a.GID}
+	if err := o.check(opSetAttr, path); err != nil {
+		return err
+	}
 	f, err := l.openPath(path, true)
 	if err != nil {
 		return fail(opSetAttr, path, err)
 	}
 	defer f.Close()
-	fd, o := int(f.Fd()), owner{a.UID, a.GID}
+	fd := int(f.Fd())
 	if a.UID != nil || a.GID != nil {
 		err = unix.Fchownat(fd, "", o.id(a.UID), o.id(a.GID), unix.AT_EMPTY_PATH)
 	}

@@ -24,6 +24,16 @@ func (p place) lstat() (unix.Stat_t, error) { return lstatAt(p.dir, p.name) }
 // owner of what is made on the way; nil keeps the asking user.
 type owner struct{ uid, gid *uint32 }
 
+// check refuses the number that means "keep" to chown(2).
+func (o owner) check(op, path string) error {
+	for _, id := range []*uint32{o.uid, o.gid} {
+		if id != nil && *id == noID {
+			return invalid(op, path, "owner %d is nobody's number", *id)
+		}
+	}
+	return nil
+}
+
 // place finds the place of a path whose last component is not followed. With
 // parents missing directories are made, 0755, and given to o.
 func (l *Local) place(op, path string, parents bool, o owner) (place, error) {

@@ -407,3 +407,18 @@ func TestReceivedTreesGiveNoRights(t *testing.T) {
 		}
 	}
 }
+
+func TestNobodysNumberIsNoOwner(t *testing.T) {
+	each(t, func(t *testing.T, s service) {
+		put(t, s, "/f", "x")
+		none := uint32(1<<32 - 1)
+		wantClass(t, s.fs.SetAttr(t.Context(), "/f", Attr{UID: &none}), dsec.Invalid, "4294967295")
+		_, err := s.fs.Write(t.Context(), "/f", bytes.NewReader(nil), WriteOptions{GID: &none})
+		wantClass(t, err, dsec.Invalid, "4294967295")
+		err = s.fs.Upload(t.Context(), "/d", bytes.NewReader(tarOf(t)), TreeOptions{UID: &none})
+		wantClass(t, err, dsec.Invalid, "4294967295")
+		if get(t, s, "/f") != "x" {
+			t.Error("it was written all the same")
+		}
+	})
+}

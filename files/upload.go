@@ -42,6 +42,9 @@ func (l *Local) upload(ctx context.Context, dir string, r io.Reader, o TreeOptio
 		return err
 	}
 	own := owner{o.UID, o.GID}
+	if err := own.check(opUpload, dir); err != nil {
+		return err
+	}
 	d, err := l.openDir(dir)
 	if missing(err) {
 		var made *os.File

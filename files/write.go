@@ -25,6 +25,9 @@ func (l *Local) Write(ctx context.Context, path string, r io.Reader, o WriteOpti
 	if o.Append && o.SHA256 != "" {
 		return Info{}, invalid(opWrite, path, "sha256 of an append cannot be checked before it is done")
 	}
+	if err := (owner{o.UID, o.GID}).check(opWrite, path); err != nil {
+		return Info{}, err
+	}
 	p, err := l.target(opWrite, path, o.Parents, owner{o.UID, o.GID})
 	if err != nil {
 		return Info{}, err
