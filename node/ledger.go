@@ -305,20 +305,6 @@ func (l *ledger) eachEnded(since time.Time, fn func(*record) bool) error {
 	})
 }
 
-// read returns nil for a record that cannot be read, which is said once and
-// counted.
-func (l *ledger) read(id, b []byte) *record {
-	r, err := decodeRecord(b)
-	if err == nil {
-		return r
-	}
-	if _, said := l.unreadable.LoadOrStore(string(id), true); !said {
-		l.metrics.unreadable.Inc()
-		l.log.Error("record passed over", "sandbox", string(id), "bytes", len(b), "err", err)
-	}
-	return nil
-}
-
 // live returns every record of a sandbox that is not deleted, but those that
 // cannot be read.
 func (l *ledger) live() (out []*record, err error) {

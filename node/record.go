@@ -141,3 +141,17 @@ func (f *Filter) matches(r *record) bool {
 	}
 	return true
 }
+
+// read returns nil for a record that cannot be read, which is said once and
+// counted.
+func (l *ledger) read(id, b []byte) *record {
+	r, err := decodeRecord(b)
+	if err == nil {
+		return r
+	}
+	if _, said := l.unreadable.LoadOrStore(string(id), true); !said {
+		l.metrics.unreadable.Inc()
+		l.log.Error("record passed over", "sandbox", string(id), "bytes", len(b), "err", err)
+	}
+	return nil
+}
