@@ -3,6 +3,7 @@ package process
 import (
 	"errors"
 	"os"
+	"slices"
 	"time"
 )
 
@@ -16,7 +17,8 @@ type SpoolState struct {
 	SeenFrom int64  // [SeenFrom, SeenTo) was read by followers
 	SeenTo   int64
 	LostTo   int64 // bytes before this position were refused by the disk
-	Follower int64 // the least position that followers have read up to; -1: there are none
+
+	Followers []int64 // positions that followers have read up to; 0 is one that is expected
 }
 
 // State returns what ResumeSpoolWriter needs, and the file, which stays the
@@ -24,18 +26,17 @@ type SpoolState struct {
 func (w *SpoolWriter) State() (SpoolState, *os.File) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := SpoolState{Header: w.h, Memory: w.mem, Filed: w.f != nil, SeenFrom: w.seenFrom, SeenTo: w.seenTo, LostTo: w.lostTo, Follower: -1}
+	s := SpoolState{Header: w.h, Memory: w.mem, Filed: w.f != nil, SeenFrom: w.seenFrom, SeenTo: w.seenTo, LostTo: w.lostTo}
 	if w.lost {
 		s.Lost = w.why.Error()
 	}
 	if time.Now().Before(w.expected) {
-		s.Follower = 0
+		s.Followers = append(s.Followers, 0)
 	}
 	for c := range w.followers {
-		if s.Follower < 0 || c.acked < s.Follower {
-			s.Follower = c.acked
-		}
+		s.Followers = append(s.Followers, c.acked)
 	}
+	slices.Sort(s.Followers)
 	return s, w.f
 }
 

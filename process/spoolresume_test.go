@@ -71,7 +71,7 @@ func TestHaltedWriteReturnsTheRest(t *testing.T) {
 	if rest := w.WriteUntil([]byte("0123456789abcdef"), nil, halt); string(rest) != "cdef" {
 		t.Fatalf("%q", rest)
 	}
-	if s, _ := w.State(); s.Follower != 0 || s.Header.Total != 12 {
+	if s, _ := w.State(); len(s.Followers) != 1 || s.Followers[0] != 0 || s.Header.Total != 12 {
 		t.Fatalf("%+v", s)
 	}
 	_ = c.Close()

@@ -31,6 +31,7 @@ func (e *execution) follow(s process.Stream, offset int64) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	e.out[s-1].back(offset)
 	ours, theirs, err := seqpacketPair()
 	var c *net.UnixConn
 	if err == nil {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"syscall"
 	"time"
@@ -92,10 +93,10 @@ func (s *server) become(binary *os.File) error {
 	}
 	defer func() { _ = m.Close() }()
 	path := fmt.Sprintf("/proc/self/fd/%d", st.Binary)
+	s.log.Info("hold asks another program to go on", "sandboxes", len(st.Sandboxes), "state", len(b), "goroutines", runtime.NumGoroutine())
 	if err := ask(path, m); err != nil {
 		return err
 	}
-	s.log.Info("hold becomes another program", "sandboxes", len(st.Sandboxes), "state", len(b))
 	k.keep(m)
 	k.closeOnExec(0)
 	defer k.closeOnExec(unix.FD_CLOEXEC)

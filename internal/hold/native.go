@@ -72,13 +72,14 @@ const (
 	nativeExec  = 2
 	nativeMemfd = 1 // flag of exec
 
-	// nativeFormat is raised with every change of what forkers, PID 1s and we
-	// say to each other: after an upgrade of the hold they are the old ones.
-	nativeFormat = 1
-
 	requestHeader = 16
 	inlineImage   = 60 << 10 // longer exec images travel in a memfd
 )
+
+// nativeFormat is raised with every change of what forkers, PID 1s and we say
+// to each other: after an upgrade of the hold they are the old ones. Only tests
+// change it.
+var nativeFormat = 1
 
 // forker is one single-threaded process that forks for us. It serves one
 // request at a time.

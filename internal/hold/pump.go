@@ -60,6 +60,7 @@ type pump struct {
 	hung     bool      // a terminal: close it when its output is in the spool
 	paused   bool
 	halt     chan struct{} // closed by pause
+	places   []place       // of followers from before an upgrade
 }
 
 func newPump(e *execution, r *os.File, w *process.SpoolWriter, pty bool) *pump {

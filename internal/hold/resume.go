@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -209,12 +210,52 @@ func (r *resumption) pump(e *execution, i int, st *pumpState) (*pump, error) {
 		return p, nil
 	}
 	r.s.add(p)
-	if st.Spool.Follower >= 0 && !st.Spool.Header.EOF {
-		c, err := w.Follow(st.Spool.Follower)
-		if err != nil {
+	if st.Spool.Header.EOF {
+		return p, nil
+	}
+	for _, at := range st.Spool.Followers {
+		if err := p.await(at); err != nil {
 			return nil, err
 		}
-		time.AfterFunc(followerGrace, func() { _ = c.Close() })
 	}
 	return p, nil
+}
+
+// place is that of a follower whose connection ended with the upgrade.
+type place struct {
+	at     int64
+	cursor *process.Cursor
+}
+
+// await keeps what such a follower had not read, for a while. There is room for
+// one to come back before it gives its place up.
+func (p *pump) await(at int64) error {
+	if len(p.places) == process.MaxFollowers-1 {
+		return nil
+	}
+	c, err := p.w.Follow(at)
+	if err != nil {
+		return err
+	}
+	p.places = append(p.places, place{at, c})
+	time.AfterFunc(followerGrace, func() { _ = c.Close() })
+	return nil
+}
+
+// back gives a follower that came again its place, so that what it had read
+// without saying so counts as read.
+func (p *pump) back(offset int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	best := -1
+	for i, x := range p.places {
+		if x.at <= offset && (best < 0 || x.at > p.places[best].at) {
+			best = i
+		}
+	}
+	if best >= 0 {
+		c := p.places[best].cursor
+		_, _ = c.Ack(offset), c.Close()
+		p.places = slices.Delete(p.places, best, best+1)
+	}
 }
