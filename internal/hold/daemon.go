@@ -157,10 +157,15 @@ func settle() (*slog.Logger, error) {
 	// Almost all it does is system calls. One more thread for Go code would
 	// mostly be woken for nothing, which costs more than it saves.
 	runtime.GOMAXPROCS(max(1, runtime.NumCPU()/8))
-	// Not signal.Ignore, which children would inherit, and so every command.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE)
+	catchSignals()
 	return slog.New(slog.NewTextHandler(os.Stderr, nil)), nil
 }
+
+var deafTo = []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE}
+
+// catchSignals does nothing about them. Children would inherit signal.Ignore,
+// and so would every command.
+func catchSignals() { signal.Notify(make(chan os.Signal, 1), deafTo...) }
 
 // runServer is the hold: it returns when it is shut down.
 func runServer(args []string) error {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"strconv"
 	"syscall"
@@ -100,6 +101,8 @@ func (s *server) become(binary *os.File) error {
 	k.keep(m)
 	k.closeOnExec(0)
 	defer k.closeOnExec(unix.FD_CLOEXEC)
+	signal.Ignore(deafTo...) // until the new program catches them
+	defer catchSignals()
 	return os.NewSyscallError("execve", syscall.Exec(path, []string{os.Args[0], roleResume, strconv.Itoa(fdOf(m))}, os.Environ()))
 }
 
