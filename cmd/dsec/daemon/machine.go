@@ -52,7 +52,9 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			return err
 		}, Undo: func(context.Context) error { return m.groups.Close() }},
 		{Name: "hold", Do: func(ctx context.Context) (err error) {
-			m.hold, err = startHold(ctx, s, m.groups)
+			if m.hold, err = startHold(ctx, s, m.groups); err == nil {
+				logHold(log, m.hold.Info())
+			}
 			return err
 		}, Undo: func(context.Context) error { return m.hold.Close() }},
 		{Name: "mounts", Do: func(ctx context.Context) (err error) {
@@ -123,6 +125,22 @@ func startHold(ctx context.Context, s *settings, groups *cgroup.Root) (*hold.Cli
 
 // poolSize is what the pool may grow to, and what there is for it: what is free
 // and what it has already.
+// logHold says which hold it is: whether sandboxes may have outlived the agent
+// before, and whether theirs is the program this agent brought.
+func logHold(log *slog.Logger, i hold.Info) {
+	log = log.With("pid", i.PID, "version", i.Version, "since", i.Started)
+	switch {
+	case i.Stale != nil:
+		log.Warn("the hold could not be upgraded and runs its old program", "err", i.Stale)
+	case i.Upgraded:
+		log.Info("the hold was upgraded; its sandboxes run on")
+	case i.Adopted:
+		log.Info("the hold runs already")
+	default:
+		log.Info("the hold was started")
+	}
+}
+
 func poolSize(s *settings) (size, free int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.poolDir(), &st); err != nil {
