@@ -32,10 +32,16 @@ func TestTheBudgetHoldsWithExtremeLimits(t *testing.T) {
 		for i := range old {
 			g.give(l, &old[i], share{})
 		}
+		if g.memory != small.Memory || g.disk != small.Disk {
+			t.Errorf("%+v beside %+v left %d, %d", l, small, g.memory, g.disk)
+		}
 		g.give(small, &have, share{})
 		if g.memory != 0 || g.disk != 0 || g.cpu != 0 || g.live != 0 {
 			t.Errorf("%+v left %d, %d, %g, %d", l, g.memory, g.disk, g.cpu, g.live)
 		}
+	}
+	if more(math.MaxInt64, 1) != math.MaxInt64 || more(math.MaxInt64, math.MaxInt64) != math.MaxInt64 || more(2, 3) != 5 {
+		t.Error("a sum wraps around")
 	}
 	g.lim.MemoryFactor = 1e300
 	if g.memoryLimit() != math.MaxInt64 {

@@ -111,8 +111,10 @@ func TestACollectionSeesTheTagsOfEveryProject(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if gone, err := s.View("p2").Collect(ctx, false); err != nil || len(gone) != 0 {
-		t.Errorf("%v, %v", gone, err)
+	for _, dry := range []bool{true, false} {
+		if gone, err := s.View("p2").Collect(ctx, dry); err != nil || len(gone) != 0 {
+			t.Errorf("dry %t: %v, %v", dry, gone, err)
+		}
 	}
 	if err := s.View("p2").Remove(ctx, dsec.LayerRef(l.Digest)); dsec.ClassOf(err) != dsec.IllegalState {
 		t.Errorf("removed: %v", err)
