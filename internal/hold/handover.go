@@ -103,7 +103,8 @@ func (s *server) become(binary *os.File) error {
 	defer k.closeOnExec(unix.FD_CLOEXEC)
 	signal.Ignore(deafTo...) // until the new program catches them
 	defer catchSignals()
-	return os.NewSyscallError("execve", syscall.Exec(path, []string{os.Args[0], roleResume, strconv.Itoa(fdOf(m))}, os.Environ()))
+	// The socket is for whoever reads a list of processes.
+	return os.NewSyscallError("execve", syscall.Exec(path, []string{os.Args[0], roleResume, strconv.Itoa(fdOf(m)), s.socket}, os.Environ()))
 }
 
 func (k *baggage) closeOnExec(flag int) {
