@@ -84,18 +84,20 @@ func followed(t *testing.T, ns *os.File) (n int) {
 }
 
 func TestOneSandboxCannotFillTheTableOfConnections(t *testing.T) {
-	const most = 40
+	// The kernel forgets connections that another processor is about to begin or
+	// has just ended, so its count may be off by some.
+	const most, off = 40, 4
 	l := newLab(t)
 	echo(t, l.outside, "0.0.0.0:5353")
 	n := testNetwork(t, l, Config{Conns: most})
 	greedy, _ := attach(t, n, "greedy", dsec.NetworkOpen)
 	neighbour, _ := attach(t, n, "neighbour", dsec.NetworkOpen)
 	before := followed(t, l.node)
-	if got := ask(t, greedy, 5*most); got != most {
+	if got := ask(t, greedy, 5*most); got < most-off || got > most+off {
 		t.Errorf("%d connections, want %d", got, most)
 	}
 	for name, ns := range map[string]*os.File{"router": n.router, "node": l.node} {
-		if got := followed(t, ns) - before; got > most {
+		if got := followed(t, ns) - before; got > most+off {
 			t.Errorf("the %s follows %d connections, want at most %d", name, got, most)
 		}
 	}
@@ -105,10 +107,16 @@ func TestOneSandboxCannotFillTheTableOfConnections(t *testing.T) {
 	if said, err := dial(neighbour, "tcp4", public+":80"); said != nodeAddr {
 		t.Errorf("TCP of the neighbour: %q %v", said, err)
 	}
-	if said, err := dial(greedy, "tcp4", public+":80"); err == nil {
-		t.Errorf("one connection too many: %q", said)
+	refused := 0
+	for range off + 1 {
+		if _, err := dial(greedy, "tcp4", public+":80"); err != nil {
+			refused++
+		}
 	}
-	if got, err := n.Refused(t.Context()); err != nil || got < 4*most {
+	if refused == 0 {
+		t.Error("no connection was one too many")
+	}
+	if got, err := n.Refused(t.Context()); err != nil || got < 4*most-off {
 		t.Errorf("%d packets counted, %v", got, err)
 	}
 }
