@@ -159,7 +159,11 @@ func TestSandboxesDieWithTheHold(t *testing.T) {
 }
 
 func TestKilledForkerIsReplaced(t *testing.T) {
-	b := newBed(t)
+	self, err := os.Executable()
+	must(t, err)
+	b := newBed(t, func(o *Options) { // what who starts us ignores is not ignored inside
+		o.Command = []string{"/bin/sh", "-c", `trap "" HUP USR1 USR2; exec "$0" "$@"`, self}
+	})
 	x := b.box()
 	procs, err := os.ReadFile(b.o.Cgroup + "/cgroup.procs")
 	must(t, err)
