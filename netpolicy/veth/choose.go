@@ -48,6 +48,31 @@ func chooseSubnet(node *space, asked netip.Prefix) (netip.Prefix, error) {
 	return asked, dsec.Errorf(dsec.Conflict, op, "", "every subnet of %v is in use on this node: configure one", Subnets())
 }
 
+// alone checks that no other network of the node has the subnet: answers would
+// go to the one that came first, and the sandboxes of the other wait for ever.
+func (n *Network) alone(node *space) error {
+	links, err := node.LinkList()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		name := l.Attrs().Name
+		if !strings.HasPrefix(name, nodePrefix) || name == n.c.nodeLink() {
+			continue
+		}
+		addrs, err := node.AddrList(l, netlink.FAMILY_V4)
+		if err != nil {
+			return err
+		}
+		for _, a := range addrs {
+			if ip, ok := netip.AddrFromSlice(a.IP.To4()); ok && n.subnet.Contains(ip) {
+				return dsec.Errorf(dsec.Conflict, "choose subnet", n.subnet.String(), "%s of another dsec has it: configure another one", name)
+			}
+		}
+	}
+	return nil
+}
+
 func overlapsAny(p netip.Prefix, all []netip.Prefix) bool {
 	for _, o := range all {
 		if p.Overlaps(o) {

@@ -80,9 +80,10 @@ const DefaultConns = 4096
 
 const uplink = "up" // name of the router's end
 
+const nodePrefix = "dsec-" // of the names of the nodes' ends
 var validName = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
 
-func (c *Config) nodeLink() string   { return "dsec-" + c.Name }
+func (c *Config) nodeLink() string   { return nodePrefix + c.Name }
 func (c *Config) keeperName() string { return "router-" + c.Name }
 
 // Open finds or makes the router and puts its rules in force.
@@ -168,6 +169,9 @@ func (n *Network) build(ctx context.Context) (err error) {
 	}
 	defer host.Close()
 	if n.subnet, err = chooseSubnet(host, n.c.Subnet); err != nil {
+		return err
+	}
+	if err := n.alone(host); err != nil {
 		return err
 	}
 	if n.router, err = newNamespace(); err != nil {

@@ -481,6 +481,15 @@ func TestSubnetAvoidsTheNodesRoutes(t *testing.T) {
 	}
 }
 
+func TestTwoNetworksOfANodeHaveTwoSubnets(t *testing.T) {
+	l := newLab(t)
+	testNetwork(t, l, Config{Subnet: netip.MustParsePrefix("10.77.0.0/16")})
+	_, err := Open(t.Context(), Config{Name: "second", Node: l.node, Subnet: netip.MustParsePrefix("10.77.0.0/20")})
+	if !errors.Is(err, dsec.Conflict.Err()) || !strings.Contains(err.Error(), "dsec-t") {
+		t.Errorf("a subnet that is in use: %v", err)
+	}
+}
+
 func TestResolvConfOfANodeWithALocalStub(t *testing.T) {
 	got := parseResolv("# x\nnameserver 127.0.0.53\nnameserver 2001:db8::1\nnameserver 10.1.1.1\noptions edns0\nnameserver 9.9.9.9\n")
 	if !slices.Equal(got, []netip.Addr{netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("9.9.9.9")}) {

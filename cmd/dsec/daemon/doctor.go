@@ -90,7 +90,7 @@ func probe(ctx context.Context, as *settings) (reports []runtime.Report, err err
 // examine adds to what the tier found what it cannot know of the machine.
 func (m *machine) examine(ctx context.Context, s *settings) runtime.Report {
 	r := m.tier.Probe(ctx)
-	if size, free, err := poolSize(s); err == nil { // else it was never up
+	if size, free, err := poolSize(s); err == nil {
 		r.Checks = append(r.Checks, poolRoom(s, size, free))
 	}
 	if m.network != nil {
@@ -163,6 +163,7 @@ func temporary(instance, dir string) (s *settings, remove func() error, err erro
 		return nil, nil, dsec.E(dsec.Internal, "make directory", dir, err)
 	}
 	s = defaults()
+	s.Node.Subnet = "" // another dsec may have the usual one
 	s.Instance, s.Data, s.Run = instance, filepath.Join(dir, "data"), filepath.Join(dir, "run")
 	if err := makeDirs(s); err != nil {
 		_ = os.RemoveAll(dir)

@@ -143,7 +143,11 @@ func logHold(log *slog.Logger, i hold.Info) {
 
 func poolSize(s *settings) (size, free int64, err error) {
 	var st unix.Statfs_t
-	if err := unix.Statfs(s.poolDir(), &st); err != nil {
+	dir := s.poolDir()
+	for err = unix.Statfs(dir, &st); err == unix.ENOENT && dir != "/"; err = unix.Statfs(dir, &st) { // it was never up
+		dir = filepath.Dir(dir)
+	}
+	if err != nil {
 		return 0, 0, dsec.E(dsec.Internal, "measure free space", s.poolDir(), err)
 	}
 	used := int64(0) // an existing pool file counts as free: it is ours to fill
@@ -178,8 +182,10 @@ func poolRoom(s *settings, size, free int64) runtime.Check {
 func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*veth.Network, error) {
 	c := veth.Config{Name: s.Instance, Keeper: keeper, Conns: s.Node.OpenConns}
 	var err error
-	if c.Subnet, err = netip.ParsePrefix(s.Node.Subnet); err != nil {
-		return nil, err
+	if s.Node.Subnet != "" { // else of a machine for the moment, which takes a free one
+		if c.Subnet, err = netip.ParsePrefix(s.Node.Subnet); err != nil {
+			return nil, err
+		}
 	}
 	if len(s.Node.DenyNets) > 0 {
 		c.Deny = veth.DefaultDeny()

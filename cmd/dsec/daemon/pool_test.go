@@ -5,6 +5,15 @@ import (
 	"testing"
 )
 
+func TestThePoolOfAMachineThatWasNeverUpIsMeasured(t *testing.T) {
+	s := defaults()
+	s.Data = t.TempDir() + "/not/yet"
+	size, free, err := poolSize(s)
+	if err != nil || size <= 0 || free < size {
+		t.Errorf("%d of %d, %v", size, free, err)
+	}
+}
+
 func TestAPoolLargerThanItsDiskIsSaid(t *testing.T) {
 	s := defaults()
 	s.Data = t.TempDir()
