@@ -160,14 +160,14 @@ func TestSpecsThatCanNeverWorkNameTheField(t *testing.T) {
 func TestLimitsHaveAMost(t *testing.T) {
 	for _, l := range []Limits{{CPU: math.Inf(1)}, {CPU: math.Inf(-1)}, {CPU: math.NaN()}, {CPU: 1e300}, {CPUWeight: math.MaxInt32},
 		{Memory: math.MaxInt64}, {Memory: MaxBytes + 1}, {Memory: math.MinInt64}, {Disk: math.MaxInt64}, {Disk: math.MinInt64},
-		{Pids: math.MaxInt64}, {Pids: MaxPids + 1}, {Output: math.MaxInt64}, {Output: -1}} {
+		{Pids: math.MaxInt64}, {Pids: MaxPids + 1}, {Output: MaxOutput + 1}, {Output: -1}} {
 		s := Spec{Tier: TierContainer, Image: "x", Limits: l}
 		if err := s.Validate(); ClassOf(err) != Invalid {
 			t.Errorf("%+v: %v", l, err)
 		}
 	}
 	s := Spec{Tier: TierContainer, Image: "x", Limits: Limits{CPU: MaxCPU, CPUWeight: MaxCPUWeight, Memory: MaxBytes, Disk: MaxBytes,
-		Pids: MaxPids, Output: MaxBytes}}
+		Pids: MaxPids, Output: MaxOutput}}
 	if err := s.Validate(); err != nil {
 		t.Error(err)
 	}

@@ -107,6 +107,7 @@ const (
 	MaxCPUWeight = 10000   // as the kernel has it
 	MaxBytes     = 1 << 50 // of a limit: a petabyte is more than any node has
 	MaxPids      = 4 << 20 // as the kernel has it
+	MaxOutput    = 1 << 30 // bytes of kept output, which are on the node's own disk
 )
 
 // Validate reports the first thing in s that can never work, as an Invalid
@@ -271,8 +272,8 @@ func (l *Limits) validate() error {
 		return bad("pids", "%d, want 4 to %d", l.Pids, MaxPids)
 	case l.Disk < 0 || l.Disk > MaxBytes || (l.Disk > 0 && l.Disk < 1<<20):
 		return bad("disk", "%d bytes, want 1 MiB to 1 PiB", l.Disk)
-	case l.Output < 0 || l.Output > MaxBytes:
-		return bad("output", "%d bytes, want 0 to 1 PiB", l.Output)
+	case l.Output < 0 || l.Output > MaxOutput:
+		return bad("output", "%d bytes, want 0 to 1 GiB", l.Output)
 	}
 	return nil
 }
