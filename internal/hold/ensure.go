@@ -2,9 +2,12 @@ package hold
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -118,4 +121,96 @@ func dial(ctx context.Context, socket string) (*Client, error) {
 			return nil, err
 		}
 	}
+}
+
+// launchDaemon starts a hold and waits until it listens.
+func launchDaemon(ctx context.Context, o Options) error {
+	cfg := daemonConfig{Socket: o.Socket, Forkers: o.Forkers}
+	if o.Cgroup != "" {
+		if err := os.Mkdir(o.Cgroup, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		cfg.Join = append(cfg.Join, filepath.Join(o.Cgroup, "cgroup.procs"))
+	}
+	for _, t := range o.Tasks {
+		cfg.Join = append(cfg.Join, filepath.Join(filepath.Dir(t), "cgroup.procs"))
+	}
+	arg, err := json.Marshal(cfg)
+	if err != nil {
+		return err
+	}
+	log := os.DevNull
+	if o.Log != "" {
+		log = o.Log
+	}
+	out, err := os.OpenFile(log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = out.Close() }()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = null.Close() }()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	command, helper, done, err := o.command()
+	if err != nil {
+		_ = w.Close()
+		return err
+	}
+	defer done()
+	argv := append(append([]string{}, command...), roleStart, string(arg))
+	p, err := os.StartProcess(command[0], argv, &os.ProcAttr{Dir: "/", Env: os.Environ(), Files: []*os.File{null, out, out, w, helper},
+		Sys: &syscall.SysProcAttr{Setsid: true}})
+	_ = w.Close()
+	if err != nil {
+		return err
+	}
+	st, err := p.Wait()
+	if err != nil || !st.Success() {
+		return fmt.Errorf("starter ended with %v: %w (see %s)", st, errors.Join(err), log)
+	}
+	return awaitReady(ctx, r)
+}
+
+func awaitReady(ctx context.Context, r *os.File) error {
+	stop := context.AfterFunc(ctx, func() { _ = r.SetReadDeadline(aLongTimeAgo) })
+	defer stop()
+	b := make([]byte, 1024)
+	n, err := r.Read(b)
+	switch {
+	case string(b[:n]) == "ok":
+		return nil
+	case n > 0:
+		return errors.New(string(b[:n]))
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return fmt.Errorf("it ended while starting: %w", err)
+}
+
+// command is how to run dsec-hold, and the program its helpers run; done is
+// called after the start.
+func (o *Options) command() (argv []string, helper *os.File, done func(), err error) {
+	if o.Binary == nil && len(o.Command) == 0 {
+		return nil, nil, nil, dsec.Errorf(dsec.Invalid, "start hold", o.Socket, "no binary is given")
+	}
+	if helper = o.Binary; helper == nil {
+		helper, err = os.Open(o.Command[0])
+	} else {
+		helper, err = duplicate(helper) // a number above those the child gets
+	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	done = func() { _ = helper.Close() }
+	if len(o.Command) > 0 {
+		return o.Command, helper, done, nil
+	}
+	return []string{fmt.Sprintf("/proc/self/fd/%d", fdOf(helper))}, helper, done, nil
 }
