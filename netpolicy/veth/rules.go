@@ -14,12 +14,13 @@ import (
 )
 
 // DefaultDeny is every range that is not the public internet: private and
-// shared addresses, loopback, link-local with the metadata services, test
-// networks, multicast and what is reserved up to the last address.
+// shared addresses, loopback, link-local with the metadata services, networks
+// for tests and documentation, which some machines are in, multicast and what is
+// reserved up to the last address.
 func DefaultDeny() []netip.Prefix {
 	var all []netip.Prefix
 	for _, s := range []string{"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
-		"192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4"} {
+		"192.0.0.0/24", "192.0.2.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"} {
 		all = append(all, netip.MustParsePrefix(s))
 	}
 	return all

@@ -142,6 +142,9 @@ func dial(ns *os.File, network, addr string) (said string, err error) {
 func testNetwork(t testing.TB, l lab, c Config) *Network {
 	t.Helper()
 	c.Name, c.Node = "t"+dsec.Random(6), l.node
+	if c.Deny == nil {
+		c.Deny = labDeny()
+	}
 	n, err := Open(t.Context(), c)
 	if errors.Is(err, dsec.Unsupported.Err()) {
 		t.Skip(err)
@@ -156,6 +159,11 @@ func testNetwork(t testing.TB, l lab, c Config) *Network {
 		left(t, l.node)
 	})
 	return n
+}
+
+// labDeny is the default, but for the network that is the public one here.
+func labDeny() []netip.Prefix {
+	return slices.DeleteFunc(DefaultDeny(), func(p netip.Prefix) bool { return p.Contains(netip.MustParseAddr(public)) })
 }
 
 // left checks that a node has nothing of ours.
@@ -426,7 +434,7 @@ func (k mapKeeper) Drop(_ context.Context, name string) error {
 func TestAnotherProcessAdoptsTheRouter(t *testing.T) {
 	l := newLab(t)
 	keeper := mapKeeper{}
-	c := Config{Name: "adopt" + strings.ToLower(dsec.Random(3)), Node: l.node, Keeper: keeper, Subnet: netip.MustParsePrefix("10.78.0.0/20")}
+	c := Config{Deny: labDeny(), Name: "adopt" + strings.ToLower(dsec.Random(3)), Node: l.node, Keeper: keeper, Subnet: netip.MustParsePrefix("10.78.0.0/20")}
 	n, err := Open(t.Context(), c)
 	if errors.Is(err, dsec.Unsupported.Err()) {
 		t.Skip(err)
@@ -484,7 +492,7 @@ func TestSubnetAvoidsTheNodesRoutes(t *testing.T) {
 func TestTwoNetworksOfANodeHaveTwoSubnets(t *testing.T) {
 	l := newLab(t)
 	testNetwork(t, l, Config{Subnet: netip.MustParsePrefix("10.77.0.0/16")})
-	_, err := Open(t.Context(), Config{Name: "second", Node: l.node, Subnet: netip.MustParsePrefix("10.77.0.0/20")})
+	_, err := Open(t.Context(), Config{Deny: labDeny(), Name: "second", Node: l.node, Subnet: netip.MustParsePrefix("10.77.0.0/20")})
 	if !errors.Is(err, dsec.Conflict.Err()) || !strings.Contains(err.Error(), "dsec-t") {
 		t.Errorf("a subnet that is in use: %v", err)
 	}
