@@ -7,7 +7,7 @@ root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 mkdir -p "$root"/{bin,etc,proc,sys,dev,tmp,root}
 cp /bin/busybox "$root/bin/"
-for name in true sh echo cat head; do ln -s busybox "$root/bin/$name"; done
+for name in true sh echo cat dd; do ln -s busybox "$root/bin/$name"; done
 echo 'root:x:0:0:root:/root:/bin/sh' >"$root/etc/passwd"
 
 uname -sr; nproc; uptime; date -u +%F

@@ -6,6 +6,6 @@ grep -rlE '^func Fuzz[A-Za-z0-9_]+\(' --include='*_test.go' . | while read -r fi
   pkg=./$(dirname "${file#./}")
   grep -oE '^func Fuzz[A-Za-z0-9_]+' "$file" | sed 's/^func //' | while read -r name; do
     echo "fuzz $pkg $name $each"
-    go test -run '^$' -fuzz "^$name\$" -fuzztime "$each" "$pkg" </dev/null
+    go test -run '^$' -fuzz "^$name\$" -fuzztime "$each" -fuzzminimizetime 1x "$pkg" </dev/null
   done
 done
