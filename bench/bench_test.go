@@ -57,3 +57,19 @@ func TestQuantile(t *testing.T) {
 		t.Error("quantiles are off")
 	}
 }
+
+func TestSumOfPartsIsTheRateOfAllInARow(t *testing.T) {
+	samples := []Sample{
+		{Contender: "a", Concurrency: 8, Cycles: 100, Wall: time.Second},
+		{Contender: "b", Concurrency: 8, Cycles: 300, Wall: time.Second},
+		{Contender: "b", Concurrency: 1, Cycles: 9, Wall: time.Second},
+		{Contender: "all", Concurrency: 8, Cycles: 60, Wall: time.Second},
+	}
+	got := Sum(samples, "all", []string{"a", "b"})
+	if want := "at concurrency 8 the parts alone allow 75 cycles/s; all reaches 60, 0.80x of that"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := Sum(samples, "all", nil); got != "" {
+		t.Errorf("no parts: %q", got)
+	}
+}

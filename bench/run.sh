@@ -13,6 +13,7 @@ echo 'root:x:0:0:root:/root:/bin/sh' >"$root/etc/passwd"
 uname -sr; nproc; uptime; date -u +%F
 bin/dsec bench create --image "$root" --concurrency 1,8,32 --live "${LIVE:-0}"
 bin/dsec bench create --image "$root" --concurrency 8 --peers "" --network open
+bin/dsec bench parts --image "$root" --concurrency 8
 bin/dsec bench exec --image "$root" --concurrency 1
 bin/dsec bench bytes --image "$root"
 bin/dsec bench idle --image "$root" --live 1000

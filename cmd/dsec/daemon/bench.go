@@ -17,9 +17,12 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/bench"
 	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/store"
+	"github.com/opendsec/dsec/rootfs"
 )
 
 // benchFlags say what is measured and on what.
@@ -63,6 +66,7 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 		{"create", "Create, first command, destroy, in a loop", "sudo dsec bench create --image rootfs.tar --concurrency 8", benchCreate},
 		{"idle", "Memory of idle sandboxes", "sudo dsec bench idle --image rootfs.tar --live 3000", benchIdle},
 		{"bytes", "Streamed output, files up and down, beside a pipe and a file", "sudo dsec bench bytes --image rootfs.tar", benchBytes},
+		{"parts", "What a creation and its end ask of the kernel, each part alone", "sudo dsec bench parts --image rootfs.tar --concurrency 8", benchParts},
 		{"exec", "Round trip of a command beside a plain setns", "sudo dsec bench exec --image rootfs.tar", benchExec},
 	} {
 		c.AddCommand(&cobra.Command{Use: v.use, Short: v.short, Example: "  " + v.example, Args: cobra.NoArgs,
@@ -166,17 +170,71 @@ func benchCreate(ctx context.Context, f *benchFlags, b *bed) error {
 }
 
 func printBench(ctx context.Context, f *benchFlags, contenders []bench.Contender, title string) error {
+	_, err := measure(ctx, f, contenders, title)
+	return err
+}
+
+func measure(ctx context.Context, f *benchFlags, contenders []bench.Contender, title string) ([]bench.Sample, error) {
 	samples, err := bench.Run(ctx, contenders, bench.Options{Concurrency: f.concurrency, Rounds: f.rounds, Cycles: f.cycles,
 		Progress: func(line string) { fmt.Fprintln(os.Stderr, line) }})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if f.json {
-		return json.NewEncoder(os.Stdout).Encode(samples)
+		return samples, json.NewEncoder(os.Stdout).Encode(samples)
 	}
 	fmt.Printf("%s\nnetwork %s, %d idle sandboxes live, %d cycles × %d rounds, %d CPUs\n\n", title, f.network, f.live, f.cycles, f.rounds, runtime.NumCPU())
 	bench.Table(os.Stdout, samples, contenders)
-	return nil
+	return samples, nil
+}
+
+// benchParts measures what no implementation can do without, as long as it
+// gives a sandbox all that ours has.
+func benchParts(ctx context.Context, f *benchFlags, b *bed) error {
+	const user = "bench.parts"
+	if err := b.mounts.Use(ctx, user, b.layers.Layers); err != nil {
+		return err
+	}
+	defer b.mounts.Unuse(user)
+	limits := benchSpec(f).Limits
+	parts := []bench.Contender{
+		bench.Part("groups", func(ctx context.Context, _, n int) error {
+			name := fmt.Sprint("part", n)
+			_, err := b.groups.Create(name, cgroup.Limits{CPU: limits.CPU, Visible: 1, Memory: limits.Memory, Pids: limits.Pids, Devices: cgroup.DefaultDevices()})
+			return errors.Join(err, b.groups.Remove(ctx, name))
+		}),
+		bench.Part("disk+overlay", b.stackOnce(limits.Disk)),
+		bench.Part("namespaces", bench.Process([]string{"/bin/true"}, true)),
+		bench.Part("process", bench.Process([]string{"/bin/true"}, false)),
+	}
+	names := make([]string, len(parts))
+	for i, p := range parts {
+		names[i] = p.Name
+	}
+	samples, err := measure(ctx, f, append([]bench.Contender{b.ours.Contender()}, parts...), "a whole cycle beside its parts alone")
+	if err == nil && !f.json {
+		fmt.Printf("\n%s\n", bench.Sum(samples, b.ours.Name, names))
+	}
+	return err
+}
+
+// stackOnce makes a disk with a limit, an overlay on it, and removes both.
+func (b *bed) stackOnce(limit int64) func(context.Context, int, int) error {
+	return func(ctx context.Context, _, n int) error {
+		name := fmt.Sprint("part", n)
+		dir, err := b.disks.Create(ctx, name, limit, diskpool.Owner{})
+		if err != nil {
+			return err
+		}
+		err = rootfs.PrepareDir(dir, 0, 0)
+		if err == nil {
+			var root *os.File
+			if root, err = b.mounts.Stack(rootfs.Root{Layers: []layer.Digest{b.layers.Layers[0].Digest}, Dir: dir}); err == nil {
+				err = root.Close()
+			}
+		}
+		return errors.Join(err, dir.Close(), b.disks.Remove(ctx, name))
+	}
 }
 
 // peerRoot is the same root file system for the peers: the layer under an
