@@ -123,8 +123,6 @@ func startHold(ctx context.Context, s *settings, groups *cgroup.Root) (*hold.Cli
 		Log: s.holdLog(), Start: openHold})
 }
 
-// poolSize is what the pool may grow to, and what there is for it: what is free
-// and what it has already.
 // logHold says which hold it is: whether sandboxes may have outlived the agent
 // before, and whether theirs is the program this agent brought.
 func logHold(log *slog.Logger, i hold.Info) {
@@ -141,6 +139,8 @@ func logHold(log *slog.Logger, i hold.Info) {
 	}
 }
 
+// poolSize is what the pool may grow to, and what there is for it: what is free
+// and what it has already.
 func poolSize(s *settings) (size, free int64, err error) {
 	var st unix.Statfs_t
 	dir := s.poolDir()
