@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path"
+	"regexp"
 	"slices"
 
 	"github.com/opendsec/dsec"
@@ -21,6 +22,8 @@ type lease struct {
 	Refs    []dsec.LayerRef `json:"refs"`
 	Digests []layer.Digest  `json:"digests"`
 }
+
+var leasePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}$`)
 
 // maxRaces bounds how often a layer may be collected between being made whole
 // and being leased.

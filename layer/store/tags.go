@@ -6,15 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"regexp"
 	"strings"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
-)
-
-var (
-	leasePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}$`)
 )
 
 // tagFile is the file of a tag. A slash cannot be in a file name, and a tag
