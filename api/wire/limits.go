@@ -59,9 +59,9 @@ const (
 	usualCount  = 64 // of a list, and of a map
 )
 
-// CheckText holds a string of a request against a most, which is 0 for the
+// checkText holds a string of a request against a most, which is 0 for the
 // usual one. No string has a NUL.
-func CheckText(path, s string, most int) error {
+func checkText(path, s string, most int) error {
 	if most == 0 {
 		most = usualLength
 	}
@@ -78,14 +78,14 @@ func CheckText(path, s string, most int) error {
 const MaxOffset = 1 << 60
 
 // Check reports the first field of a request that is too long, or that no call
-// can mean, as an Invalid error that names the field. Spec and ExecSpec are passed over: they
-// have a Validate each, and one bad item of a CreateMany fails only itself.
+// can mean, as an Invalid error that names the field. Spec and ExecSpec are passed
+// over: they have a Validate each, and one bad item of a CreateMany fails only
+// itself.
 func Check(m proto.Message) error { return checkMessage("", m.ProtoReflect()) }
 
 func checkMessage(path string, m protoreflect.Message) (err error) {
-	switch v := m.Interface().(type) {
-	case *timestamppb.Timestamp:
-		if !v.IsValid() {
+	if t, ok := m.Interface().(*timestamppb.Timestamp); ok {
+		if !t.IsValid() {
 			return badField(path, "not a time")
 		}
 		return nil
@@ -126,7 +126,7 @@ func checkField(path string, f protoreflect.FieldDescriptor, v protoreflect.Valu
 			return badField(path, "%d of them, at most %d", n, most)
 		}
 		v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool { // of strings, all of them
-			err = CheckText(path, k.String()+v.String(), dsec.MaxLabelBytes)
+			err = checkText(path, k.String()+v.String(), dsec.MaxLabelBytes)
 			return err == nil
 		})
 		return err
@@ -142,7 +142,7 @@ func checkValue(path string, f protoreflect.FieldDescriptor, v protoreflect.Valu
 	var n float64
 	switch f.Kind() {
 	case protoreflect.StringKind:
-		return CheckText(path, v.String(), lengths[f.FullName()])
+		return checkText(path, v.String(), lengths[f.FullName()])
 	case protoreflect.BytesKind:
 		if n := len(v.Bytes()); n > lengths[f.FullName()] {
 			return badField(path, "%d bytes, at most %d", n, lengths[f.FullName()])
@@ -184,7 +184,7 @@ func CheckQuery(q url.Values) error {
 			return badField(name, "%d of them, at most %d", len(values), maxGlobs)
 		}
 		for _, v := range values {
-			if err := CheckText(name, v, most); err != nil {
+			if err := checkText(name, v, most); err != nil {
 				return err
 			}
 		}
