@@ -1,12 +1,13 @@
 // Package confine says what a sandbox may do to the kernel: which system
 // calls, capabilities and resource limits its processes have, and which parts
-// of /proc and /sys they see. It is data and a compiler: pure, no I/O.
+// of /proc they see. It is data and a compiler: pure, no I/O.
 //
 // A profile is a default-deny list. "build" is what building and testing
-// software needs; "debug" adds tracing of one's own processes. A refusal is an
-// errno a program can handle: EPERM where the call exists and is forbidden,
-// ENOSYS where programs fall back to something older. Explain names the call,
-// the profile and the way out.
+// software needs; "debug" adds tracing of one's own processes, and sockets whose
+// buffers are charged to nobody. A refusal is an errno a program can handle:
+// EPERM or EACCES where the call exists and is forbidden, ENOSYS where programs
+// fall back to something older. Explain names the call, the profile and the way
+// out.
 package confine
 
 // Profile names a set of rules.
