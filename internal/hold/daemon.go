@@ -270,93 +270,7 @@ func newServer(c daemonConfig, log *slog.Logger) (*server, error) {
 	return s, s.startForkers(n)
 }
 
-// startForkers must run on the thread that own runs on.
-func (s *server) startForkers(n int) error {
-	var all []*forker
-	for range n {
-		k, err := startForker(s.image)
-		if err != nil {
-			return err
-		}
-		all = append(all, k)
-	}
-	s.employ(all)
-	return nil
-}
-
-func (s *server) employ(all []*forker) {
-	s.forkers, s.all = make(chan *forker, len(all)), all
-	for _, k := range all {
-		s.forkers <- k
-		go s.watchForker(k)
-	}
-}
-
-// watchForker notices the end of a forker. None ends by itself while we live;
-// one that was killed is replaced by the thread that owns them.
-func (s *server) watchForker(k *forker) {
-	for {
-		k.mu.Lock()
-		proc := k.proc
-		k.mu.Unlock()
-		st, err := proc.Wait()
-		select {
-		case <-s.quit:
-			close(k.ended)
-			return
-		default:
-		}
-		s.log.Error("forker ended", "pid", proc.Pid, "state", st, "error", err)
-		again := make(chan struct{})
-		ask := s.respawn
-		for again != nil {
-			select {
-			case ask <- respawn{k, again}:
-				ask = nil
-			case <-again:
-				again = nil
-			case <-s.quit:
-				close(k.ended)
-				return
-			}
-		}
-	}
-}
-
-// respawn asks for a new process behind a forker.
-type respawn struct {
-	k    *forker
-	done chan struct{}
-}
-
-// own runs on the thread whose children forkers and sandboxes are, until quit.
-func (s *server) own() {
-	for {
-		select {
-		case <-s.quit:
-			return
-		case r := <-s.respawn:
-			n, err := startForker(s.image)
-			if err != nil {
-				s.log.Error("start forker", "error", err)
-				s.stop()
-				return
-			}
-			r.k.mu.Lock()
-			_ = r.k.c.Close()
-			r.k.c, r.k.proc = n.c, n.proc
-			r.k.mu.Unlock()
-			close(r.done)
-		case r := <-s.replace:
-			r.failed <- s.become(r.binary)
-		}
-	}
-}
-
 func (s *server) stop() { s.quitOnce.Do(func() { close(s.quit) }) }
-
-// ctx ends with the hold.
-func (s *server) ctx() context.Context { return context.Background() }
 
 // shutdown ends every sandbox and then the hold.
 func (s *server) shutdown(ctx context.Context) {
@@ -375,13 +289,4 @@ func (s *server) shutdown(ctx context.Context) {
 	}
 	_ = s.lis.Close()
 	s.stop()
-}
-
-// endForkers waits for their end, so that nothing of us is left when we are gone.
-func (s *server) endForkers() {
-	for range cap(s.forkers) {
-		k := <-s.forkers
-		_ = k.conn().Close()
-		<-k.ended
-	}
 }

@@ -49,7 +49,7 @@ func needRoot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: uid is", os.Getuid())
 	}
-	if _, err := forkerImage(); errors.Is(err, ErrNotBuilt) {
+	if _, err := forkerImage(); errors.Is(err, errNotBuilt) {
 		t.Fatal("run make native first")
 	}
 	if _, err := os.Stat(busybox); err != nil {

@@ -12,22 +12,6 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// withForker lends an idle forker.
-func (s *server) withForker(ctx context.Context, f func(*forker) error) error {
-	select {
-	case k := <-s.forkers:
-		defer func() { s.forkers <- k }()
-		return f(k)
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// anyForker is for requests that are not answered by the forker itself.
-func (s *server) anyForker() *forker {
-	return s.all[int(s.turn.Add(1))%len(s.all)]
-}
-
 // spawn makes a shell: PID 1 in its namespaces, its ids mapped, in its cgroups.
 func (s *server) spawn(ctx context.Context, w wireSpawn, f *frame) (any, []*os.File, error) {
 	if !validID(w.ID) || w.Count == 0 || w.UIDBase == 0 || w.GIDBase == 0 || w.Cgroup == "" {
