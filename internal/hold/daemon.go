@@ -274,15 +274,7 @@ func (s *server) stop() { s.quitOnce.Do(func() { close(s.quit) }) }
 
 // shutdown ends every sandbox and then the hold.
 func (s *server) shutdown(ctx context.Context) {
-	s.mu.Lock()
-	all := make([]*sandbox, 0, len(s.sandboxes))
-	for _, sb := range s.sandboxes {
-		if sb.pidfd != nil {
-			all = append(all, sb)
-		}
-	}
-	s.mu.Unlock()
-	for _, sb := range all {
+	for _, sb := range s.living() {
 		if err := s.remove(ctx, sb); err != nil {
 			s.log.Error("shut down", "sandbox", sb.name(), "error", err)
 		}

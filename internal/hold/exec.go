@@ -98,6 +98,22 @@ func newExecution(sb *sandbox, w wireExec) *execution {
 	return e
 }
 
+// hasStarted is false also of one that could not.
+func (e *execution) hasStarted() bool {
+	select {
+	case <-e.started:
+		return e.failed == nil
+	default:
+		return false
+	}
+}
+
+func (e *execution) hasEnded() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.ended
+}
+
 // admitted starts it, if not so many run that the hold could serve no other.
 func (e *execution) admitted() error {
 	s := e.sb.s
@@ -220,11 +236,6 @@ func (e *execution) end(why process.Status) {
 	_ = killCgroup(e.group)
 }
 
-func (e *execution) killTree() error {
-	e.end(process.Killed)
-	return nil
-}
-
 func (e *execution) signal(sig int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -334,10 +345,7 @@ func (sb *sandbox) release(id string) error {
 	if e == nil {
 		return nil
 	}
-	e.mu.Lock()
-	ended := e.ended
-	e.mu.Unlock()
-	if !ended {
+	if !e.hasEnded() {
 		return dsec.Errorf(dsec.IllegalState, "release exec", id, "it runs")
 	}
 	<-e.done // about to be closed: the end is reported

@@ -84,29 +84,10 @@ func (s *server) thaw() {
 	s.requests.open()
 }
 
-func (e *execution) hasEnded() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.ended
-}
-
 func (s *server) allPumps() []*pump {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Keys(s.pumps))
-}
-
-// living are the sandboxes that were made, also if they have ended.
-func (s *server) living() []*sandbox {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all []*sandbox
-	for _, sb := range s.sandboxes {
-		if sb.pidfd != nil {
-			all = append(all, sb)
-		}
-	}
-	return all
 }
 
 // monotonic is a clock that goes on from one program to the next.

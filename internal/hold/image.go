@@ -71,7 +71,6 @@ func (w *imageBuilder) strings(list []string) uint32 {
 
 func (e *execImage) encode() []byte {
 	w := &imageBuilder{b: make([]byte, imageHeader)}
-	w.align()
 	groups := uint32(len(w.b))
 	for _, g := range e.groups {
 		w.b = binary.LittleEndian.AppendUint32(w.b, g)

@@ -65,10 +65,10 @@ func awaitEnd(pidfd *os.File) (ending, error) {
 	return e, werr
 }
 
-// vigil is the wait for the end of one process.
+// vigil is the wait for the end of one process, or for clients.
 type vigil struct {
 	mu sync.Mutex
-	on bool
+	on bool // a goroutine waits
 }
 
 // attend begins to wait for a process and calls end with how it ended. A freeze

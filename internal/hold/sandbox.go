@@ -73,6 +73,19 @@ func (s *server) sandbox(id string) (*sandbox, error) {
 	return nil, dsec.E(dsec.NotFound, "find sandbox", dsec.Quote(id), nil)
 }
 
+// living are the sandboxes that were made, also if they have ended.
+func (s *server) living() []*sandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*sandbox
+	for _, sb := range s.sandboxes {
+		if sb.pidfd != nil {
+			all = append(all, sb)
+		}
+	}
+	return all
+}
+
 func (sb *sandbox) namespaces() ([]*os.File, error) {
 	if err := sb.alive("open namespaces"); err != nil {
 		return nil, err
@@ -114,10 +127,7 @@ func (sb *sandbox) ending(e ending, err error) {
 		_ = sb.ctl.Close()
 		sb.ctl = nil
 	}
-	var helpers []*helper
-	for h := range sb.helpers {
-		helpers = append(helpers, h)
-	}
+	helpers := slices.Collect(maps.Keys(sb.helpers))
 	ev := wireEvent{Event: Event{Type: SandboxExited, Sandbox: sb.name(), Signal: sb.signal, Asked: sb.asked}}
 	sb.mu.Unlock()
 	for _, h := range helpers {
@@ -134,14 +144,8 @@ func (sb *sandbox) find(id string) (*execution, error) {
 	sb.mu.Lock()
 	e := sb.execs[id]
 	sb.mu.Unlock()
-	if e != nil {
-		select {
-		case <-e.started:
-			if e.failed == nil {
-				return e, nil
-			}
-		default:
-		}
+	if e != nil && e.hasStarted() {
+		return e, nil
 	}
 	return nil, dsec.E(dsec.NotFound, "find exec", dsec.Quote(id), nil)
 }
@@ -182,11 +186,7 @@ func (sb *sandbox) kill(ctx context.Context) error {
 func (sb *sandbox) list() []*execution {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
-	list := make([]*execution, 0, len(sb.execs))
-	for _, e := range sb.execs {
-		list = append(list, e)
-	}
-	return list
+	return slices.Collect(maps.Values(sb.execs))
 }
 
 // remove forgets a sandbox and all that is left of its commands.
@@ -288,31 +288,15 @@ func (sb *sandbox) ack(r wireRef) {
 }
 
 func (s *server) list() []wireSandboxInfo {
-	s.mu.Lock()
-	var all []*sandbox
-	for _, sb := range s.sandboxes {
-		if sb.pidfd != nil {
-			all = append(all, sb)
-		}
-	}
-	s.mu.Unlock()
 	list := []wireSandboxInfo{}
-	for _, sb := range all {
+	for _, sb := range s.living() {
 		sb.mu.Lock()
 		w := wireSandboxInfo{SandboxInfo: SandboxInfo{ID: sb.name(), PID: sb.pid, Cgroup: sb.spec.Cgroup, Entered: sb.entered,
 			Held: sb.held, Ended: sb.ended, Asked: sb.asked, Signal: sb.signal, Acked: sb.acked}}
-		execs := make([]*execution, 0, len(sb.execs))
-		for _, e := range sb.execs {
-			execs = append(execs, e)
-		}
 		sb.mu.Unlock()
-		for _, e := range execs {
-			select {
-			case <-e.started:
-				if e.failed == nil {
-					w.Execs = append(w.Execs, e.info())
-				}
-			default:
+		for _, e := range sb.list() {
+			if e.hasStarted() {
+				w.Execs = append(w.Execs, e.info())
 			}
 		}
 		list = append(list, w)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/process"
 )
 
 // server is the hold itself.
@@ -256,7 +257,8 @@ func (c *session) execOp(o op, sb *sandbox, r wireRef) (any, []*os.File, error) 
 	case opSignal:
 		return nil, nil, e.signal(r.Signal)
 	case opKill:
-		return nil, nil, e.killTree()
+		e.end(process.Killed)
+		return nil, nil, nil
 	case opStdin:
 		f, err := e.stdinFile()
 		return nil, []*os.File{f}, err

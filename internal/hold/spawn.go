@@ -67,17 +67,17 @@ func (sb *sandbox) spawn(ctx context.Context, w *wireSpawn, f *frame) (out []*os
 			sb.s.warmth.cool(sb)
 		}
 	}()
-	ctl, theirs, err := packetPair()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = theirs.Close() }()
 	var sys *os.File
 	if w.HasSys {
 		if sys, err = f.take(0); err != nil {
 			return nil, err
 		}
 	}
+	ctl, theirs, err := packetPair()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = theirs.Close() }()
 	files := []*os.File{group, theirs}
 	var pidfd *os.File
 	err = sb.s.withForker(ctx, func(k *forker) error {
