@@ -10,6 +10,7 @@ import (
 
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/linux"
+	"github.com/opendsec/dsec/internal/version"
 )
 
 // TestEmbeddedHoldRuns starts the real, static binary from its memfd, as dsec
@@ -37,7 +38,7 @@ func TestEmbeddedHoldRuns(t *testing.T) {
 	if c, err = hold.Ensure(ctx, o); err != nil {
 		t.Fatal(err)
 	}
-	if i := c.Info(); !i.Adopted || i.PID != pid || i.Version != hold.Version {
+	if i := c.Info(); !i.Adopted || i.PID != pid || i.Version != version.Version {
 		t.Errorf("%+v, want pid %d", i, pid)
 	}
 	if err := c.Shutdown(ctx); err != nil {

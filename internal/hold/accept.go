@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/version"
 )
 
 // listen begins to accept clients, also after a freeze.
@@ -142,7 +143,7 @@ func (c *session) greet(f frame) bool {
 		c.reply(f, nil, nil, dsec.Errorf(dsec.Conflict, "greet hold", "", "it has a live client"))
 		return false
 	}
-	c.reply(f, wireHello{Protocol: protocolVersion, Version: Version, PID: os.Getpid(), Started: c.s.started, Digest: c.s.digest()}, nil, nil)
+	c.reply(f, wireHello{Protocol: protocolVersion, Version: version.Version, PID: os.Getpid(), Started: c.s.started, Digest: c.s.digest()}, nil, nil)
 	return true
 }
 

@@ -12,9 +12,6 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// Version of this program, told by Info.
-const Version = "0.1.0"
-
 var (
 	errHoldGone  = errors.New("the hold is gone")
 	aLongTimeAgo = time.Unix(1, 0)

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/version"
 )
 
 // Roles are the first argument of dsec-hold.
@@ -182,7 +184,7 @@ func runServer(args []string) error {
 	}
 	_, _ = ready.WriteString("ok")
 	_ = ready.Close()
-	log.Info("hold listens", "socket", c.Socket, "pid", os.Getpid(), "version", Version)
+	log.Info("hold listens", "socket", c.Socket, "pid", os.Getpid(), "version", version.Version)
 	return s.run()
 }
 

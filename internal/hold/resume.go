@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec/internal/version"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -52,7 +53,7 @@ func runResume(args []string) error {
 		log.Error("the state cannot be gone on with", "error", err)
 		return err
 	}
-	log.Info("hold goes on", "version", Version, "sandboxes", len(st.Sandboxes), "paused", r.ago)
+	log.Info("hold goes on", "version", version.Version, "sandboxes", len(st.Sandboxes), "paused", r.ago)
 	return s.run()
 }
 
