@@ -7,11 +7,17 @@
 // and come back without a sandbox noticing. It knows nothing of images, limits
 // or networks: the agent makes those and hands in descriptors and paths.
 //
-// A sandbox is made in two steps. Spawn makes namespaces with a PID 1 in them
-// that has seen nothing of any image yet; its user namespace is given back, so
-// that the agent can make idmapped mounts. Enter gives that PID 1 its root and a
-// list of mounts. Then Exec runs commands. If the hold dies, the kernel kills
-// every PID 1 of its sandboxes and with it everything inside.
+// A sandbox is made in two steps. Spawn makes a shell: namespaces with a PID 1
+// in them, which mounts what needs no root (/proc, /sys, /dev) and has seen
+// nothing of any image yet; its user namespace is given back, so that the agent
+// can make idmapped mounts. Enter gives that PID 1 its root and a list of mounts,
+// and the sandbox its id, if the shell had another. Then Exec runs commands. If
+// the hold dies, the kernel kills every PID 1 of its sandboxes and with it
+// everything inside.
+//
+// A hold that runs another program than the agent brought becomes that program
+// (Ensure): in the same process, with all it has, and no sandbox notices. Until
+// the new program runs, every failure leaves the old one as it was.
 //
 // There is one client at a time. Everything survives the client: commands run
 // on, deadlines fire, output is kept, and ends are reported to the next client

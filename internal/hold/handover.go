@@ -22,9 +22,8 @@ import (
 	"github.com/opendsec/dsec/internal/linux"
 )
 
-// A hold is replaced by another program in the same process: it stays the
-// parent of all it started, keeps its lock and the descriptors that the state
-// names. Until the new program runs, every failure leaves the old one as it was.
+// The hold is replaced in its own process: so it stays the parent of all it
+// started, and keeps its lock and the descriptors that the state names.
 
 const (
 	freezeMost = 5 * time.Second // what is in flight may take
