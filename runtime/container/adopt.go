@@ -3,7 +3,6 @@ package container
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 
@@ -204,7 +203,7 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return dsec.E(dsec.Internal, "remove strays of sandboxes", r.cfg.Dir, fmt.Errorf("%w", err))
+		return dsec.E(dsec.Internal, "remove strays of sandboxes", r.cfg.Dir, err)
 	}
 	return nil
 }

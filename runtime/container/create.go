@@ -145,8 +145,7 @@ func (r *Runtime) forget(sb *sandbox) {
 	}
 }
 
-// wrap makes an error of a step one of the sandbox, and of a call that met the
-// end of the hold.
+// wrap names the call and the sandbox in the error of a step; nil stays nil.
 func (r *Runtime) wrap(op string, id dsec.SandboxID, err error) error {
 	if err == nil {
 		return nil

@@ -17,6 +17,12 @@
 //
 // A network namespace and everything in it ends with the processes in it.
 //
+// A shell is what of a sandbox needs no image: uid range, control group and a
+// PID 1 without a root. Some are made ahead. One that is taken keeps the name of
+// its control group, which the state file has then; in the hold it gets the
+// sandbox's id with its root. One that nobody took has no state file, and the
+// next process removes it.
+//
 // # Creation
 //
 // Create is a list of steps, each with an undo; Destroy is all the undos, by
