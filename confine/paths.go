@@ -5,7 +5,7 @@ import "slices"
 // maskedPaths are hidden because they show or change the whole machine, show
 // other sandboxes, or had kernel bugs that reading alone sets off (a recursive
 // grep over kpagecgroup once took a machine down). Each costs some
-// microseconds of every creation, so what only the machine's root can open
+// microseconds of every shell, so what only the machine's root can open
 // anyway is here only where that one check is not wall enough.
 var maskedPaths = []string{
 	"/proc/acpi", "/proc/asound", "/proc/cmdline", "/proc/dynamic_debug", "/proc/interrupts", "/proc/kallsyms", "/proc/kcore",
