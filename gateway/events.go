@@ -14,9 +14,6 @@ import (
 // events is the service of that name.
 type events struct{ *Gateway }
 
-// maxExecs of one Subscribe.
-const maxExecs = 1000
-
 func (e *events) Open(ctx context.Context, req *dsecv1.OpenRequest, stream *connect.ServerStream[dsecv1.Frame]) error {
 	ses, err := e.startSession(ctx, req)
 	if err != nil {
@@ -70,9 +67,6 @@ func (e *events) Subscribe(ctx context.Context, req *dsecv1.SubscribeRequest) (*
 	ses, err := e.streams.find(req.Session, principal(ctx))
 	if err != nil {
 		return nil, err
-	}
-	if len(req.Execs) > maxExecs {
-		return nil, dsec.Errorf(dsec.Invalid, "subscribe", ses.id, "%d execs, at most %d at once", len(req.Execs), maxExecs)
 	}
 	fail := func(u *dsecv1.ExecSubscription, err error) { ses.report(u.Sandbox, u.Exec, err) }
 	for node, execs := range byNode(req.Execs, fail) {

@@ -51,7 +51,7 @@ type Cluster interface {
 	Saw(s *dsecv1.Sandbox)
 }
 
-// Config of a Gateway. DefaultConfig fills it.
+// Config of a Gateway. Log, Access and Hosts may be nil.
 type Config struct {
 	Cluster Cluster
 	Keys    *iam.Keys

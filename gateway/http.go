@@ -15,8 +15,8 @@ import (
 	"github.com/opendsec/dsec/api/wire"
 )
 
-// handler is every route, from the outside in: host check, log and metrics,
-// identity, service.
+// handler is every route, from the outside in: log and metrics, host check,
+// bound of what is at work, identity, service.
 func (g *Gateway) handler() http.Handler {
 	m := http.NewServeMux()
 	one := g.connectOptions(maxMessage)

@@ -60,7 +60,7 @@ func (x *sessions) find(id string, who iam.Principal) (*session, error) {
 	return ses, nil
 }
 
-// start registers a session; an older one of the same id and caller ends.
+// startSession registers a session; an older one of the same id and caller ends.
 func (g *Gateway) startSession(ctx context.Context, req *dsecv1.OpenRequest) (*session, error) {
 	id := req.Session
 	if id == "" {
