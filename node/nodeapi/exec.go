@@ -195,7 +195,7 @@ const maxStdins = 1 << 16
 func (x *stdins) get(id dsec.SandboxID, exec string) *stdin {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	key := string(id) + "/" + exec
+	key := wire.ExecKey(string(id), exec)
 	if x.open == nil || len(x.open) >= maxStdins {
 		x.open = map[string]*stdin{}
 	}
@@ -210,7 +210,7 @@ func (x *stdins) get(id dsec.SandboxID, exec string) *stdin {
 func (x *stdins) forget(id dsec.SandboxID, exec string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	delete(x.open, string(id)+"/"+exec)
+	delete(x.open, wire.ExecKey(string(id), exec))
 }
 
 // take waits for the turn to write from an offset (nil: append), and returns

@@ -26,9 +26,7 @@ func (s *Server) push(w http.ResponseWriter, r *http.Request, fn func(ctx contex
 	out := make(chan proto.Message)
 	var err error // of fn; read after out is closed
 	var wg sync.WaitGroup
-	wg.Add(1)
-	go func() {
-		defer wg.Done()
+	wg.Go(func() {
 		defer close(out)
 		err = fn(ctx, func(m proto.Message) error {
 			select {
@@ -38,7 +36,7 @@ func (s *Server) push(w http.ResponseWriter, r *http.Request, fn func(ctx contex
 				return context.Cause(ctx)
 			}
 		})
-	}()
+	})
 	f := newFramed(w)
 	werr := pump(f, out)
 	cancel(werr)

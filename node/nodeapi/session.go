@@ -208,10 +208,7 @@ func (ses *session) subscribe(id dsec.SandboxID, p process.Process, u *dsecv1.Ex
 	}
 	if len(ses.subs) >= maxSubs {
 		cancel()
-		ses.crew.Go(func() {
-			_ = ses.send(wire.SubscriptionError(u.Sandbox, u.Exec, dsec.Errorf(dsec.ResourceExhausted, "subscribe", u.Exec,
-				"the session carries %d execs", maxSubs)))
-		})
+		ses.fail(u.Sandbox, u.Exec, dsec.Errorf(dsec.ResourceExhausted, "subscribe", u.Exec, "the session carries %d execs", maxSubs))
 		return
 	}
 	ses.subs[k] = sub
