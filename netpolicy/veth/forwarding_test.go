@@ -74,12 +74,16 @@ func TestNetworksThatComeAndGoTogetherLeaveForwardingAsItWas(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		_ = inNamespace(l.node, func() error {
-			if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward"); err != nil || strings.TrimSpace(string(b)) != was {
-				t.Errorf("forwarding was %s and is %s, %v", was, b, err)
+		err := inNamespace(l.node, func() error {
+			b, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+			if err == nil && strings.TrimSpace(string(b)) != was {
+				t.Errorf("forwarding was %s and is %s", was, b)
 			}
-			return nil
+			return err
 		})
+		if err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -6,13 +6,14 @@
 //	10.x.0.18/32            10.x.0.1     10.x.0.3   10.x.0.2
 //
 // A sandbox's link and route exist in the router as long as its namespace
-// does. Nothing else is made for it: the rules are the same for all, and a
-// spoofed source is refused by the reverse path, and a connection beyond the
-// most a sandbox may have is dropped and counted. The router is kept by its
-// descriptor only; when the last one closes, every link goes with it.
+// does. Nothing else is made for it: the rules are the same for all. A spoofed
+// source is refused by the reverse path, and a connection beyond the most a
+// sandbox may have is dropped and counted. The router is kept by its descriptor
+// only; when the last one closes, every link goes with it.
 //
-// What is left on the node is one nftables table and the other end of the
-// router's link; Remove takes them away.
+// What is left on the node is one nftables table, the other end of the router's
+// link, and that the node forwards; Remove takes them away, the last only if the
+// node did not forward before and has no other network of ours.
 package veth
 
 import (
@@ -81,6 +82,7 @@ const DefaultConns = 4096
 const uplink = "up" // name of the router's end
 
 const nodePrefix = "dsec-" // of the names of the nodes' ends
+
 var validName = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
 
 func (c *Config) nodeLink() string   { return nodePrefix + c.Name }
