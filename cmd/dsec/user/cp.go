@@ -32,8 +32,9 @@ func CP() *cobra.Command {
 		Long: `One side is SANDBOX:PATH, with an absolute PATH, the other a path here; "-" is stdin or
 stdout. As with cp, a target that is a directory gets the source inside it. Links,
 modes, times, sparse files and extended attributes stay; what is copied in belongs to
-the sandbox's user, or --user, unless --archive keeps the owners. Missing directories
-of the target inside a sandbox are made.`,
+the sandbox's user, or --user, unless --archive keeps the owners. What is copied out
+loses what would give rights here: setuid and setgid bits, file capabilities, devices.
+Missing directories of the target inside a sandbox are made.`,
 		Example:           "  dsec cp patch.diff work:/src/\n  dsec cp work:/src/report ./out\n  dsec cp work:/var/log/app.log - | tail",
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: completeCopy,
