@@ -80,7 +80,7 @@ type unpacking struct {
 	own    owner
 	src    *source
 	isRoot bool
-	tame   bool
+	tame   bool // the tar is not trusted, see Receive
 	late   []lateDir
 	denied error // first thing that was not permitted
 }

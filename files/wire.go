@@ -16,7 +16,7 @@ const (
 	maxPayload   = 64 << 10
 	window       = 512 << 10 // bytes of a body that may be on the way, per stream and direction
 	maxStreams   = 128       // requests at the same time
-	maxStreaming = 96        // of them with a body
+	maxStreaming = 96        // of them reads, bodies and watches, which last as long as somebody likes
 	maxWatching  = 64        // of those, watches
 	socketBuffer = 1 << 20
 )
