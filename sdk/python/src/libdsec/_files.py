@@ -173,8 +173,8 @@ class AsyncFiles:
         """Copies what is below a local directory to below ``path``, which is made if missing.
 
         Links stay links, wherever they point. Modes, times and user.* attributes are
-        kept. Owner is
-        ``uid``/``gid`` if given; else, unless ``keep_owner``, that of ``path``.
+        kept. Owner is ``uid``/``gid`` if given; else, unless ``keep_owner``, that of
+        ``path``.
         """
         root = Path(local)
         if not root.is_dir():

@@ -522,8 +522,8 @@ class Files:
         """Copies what is below a local directory to below ``path``, which is made if missing.
 
         Links stay links, wherever they point. Modes, times and user.* attributes are
-        kept. Owner is
-        ``uid``/``gid`` if given; else, unless ``keep_owner``, that of ``path``.
+        kept. Owner is ``uid``/``gid`` if given; else, unless ``keep_owner``, that of
+        ``path``.
         """
         self._portal.run(self._core.upload_dir(local, path, uid=uid, gid=gid, keep_owner=keep_owner))
 
