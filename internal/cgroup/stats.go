@@ -1,11 +1,8 @@
 package cgroup
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"math"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -91,97 +88,12 @@ func (g *Group) statsV1(s *Stats) error {
 	return err
 }
 
-// oomFile is the file that counts out-of-memory kills.
-func (g *Group) oomFile() (dir, string) {
-	if g.root.layout.version == V2 {
-		return g.root.unified, g.path + "/memory.events"
-	}
-	return g.root.v1["memory"], g.name + "/memory.oom_control"
-}
-
-func (g *Group) oomKills() (n int64, err error) {
-	d, file := g.oomFile()
-	return n, read([]reading{{d: d, file: file, key: "oom_kill", into: &n}})
-}
-
 // OOMKills counts the processes killed by the memory limit. Cheap.
-func (g *Group) OOMKills() (int64, error) {
-	n, err := g.oomKills()
-	return n, g.wrap("sample control group", err)
-}
-
-// WaitOOM returns when the count is larger than seen, with the count. It holds
-// at most one descriptor while it waits.
-func (g *Group) WaitOOM(ctx context.Context, seen int64) (int64, error) {
-	const op = "wait for out-of-memory of"
-	var n int64
-	check := func() (more bool, err error) {
-		n, err = g.oomKills()
-		return n > seen, err
-	}
-	var err error
+func (g *Group) OOMKills() (n int64, err error) {
+	d, file := g.root.v1["memory"], g.name+"/memory.oom_control"
 	if g.root.layout.version == V2 {
-		d, file := g.oomFile()
-		err = g.root.watch.until(ctx, d.path+"/"+file, check)
-	} else {
-		err = g.waitOOMv1(ctx, check)
+		d, file = g.root.unified, g.path+"/memory.events"
 	}
-	return n, g.wrap(op, err)
-}
-
-// waitOOMv1 is told by an eventfd. It fires when the group is out of memory,
-// some time before the kernel has killed and counted (no file says how long),
-// and when the group is removed.
-func (g *Group) waitOOMv1(ctx context.Context, check func() (bool, error)) error {
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err != nil {
-		return os.NewSyscallError("eventfd", err)
-	}
-	f := os.NewFile(uintptr(fd), "eventfd")
-	defer func() { _ = f.Close() }()
-	d, file := g.oomFile()
-	control, err := d.open(file, unix.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	err = d.write(g.name+"/cgroup.event_control", fmt.Sprintf("%d %d", fd, control.Fd()))
-	_ = control.Close() // the kernel has its own reference
-	if err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
-	if ok, err := check(); ok || err != nil {
-		return err
-	}
-	for {
-		if _, err := f.Read(make([]byte, 8)); ctx.Err() != nil {
-			return context.Cause(ctx)
-		} else if err != nil {
-			return os.NewSyscallError("read eventfd", err)
-		}
-		if ok, err := soon(ctx, killTime, check); ok || err != nil {
-			return err
-		}
-	}
-}
-
-// killTime is how long after the event a kill may take to be counted.
-const killTime = 2 * time.Second
-
-// soon repeats check with growing pauses for as long as d.
-func soon(ctx context.Context, d time.Duration, check func() (bool, error)) (bool, error) {
-	end := time.Now().Add(d)
-	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
-		if ok, err := check(); ok || err != nil || time.Now().After(end) {
-			return ok, err
-		}
-		t := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return false, context.Cause(ctx)
-		case <-t.C:
-		}
-	}
+	err = read([]reading{{d: d, file: file, key: "oom_kill", into: &n}})
+	return n, g.wrap("sample control group", err)
 }
