@@ -41,9 +41,6 @@ type Principal struct {
 	Role    Role
 }
 
-// May reports whether p may touch what belongs to project.
-func (p *Principal) May(project string) bool { return p.Role == Admin || p.Project == project }
-
 // Key is a stored key, without its secret.
 type Key struct {
 	ID      string    `json:"id"` // first 16 hex digits of Hash
