@@ -1,7 +1,6 @@
 // Package leak lists what a sandbox system can leave on a machine (processes,
-// mounts, network links and namespaces, control groups, loop devices, packet
-// filter tables, open descriptors of this process), so that
-// a test or `dsec down` can compare before and after.
+// mounts, network links and namespaces, control groups, loop devices), so that a
+// test or `dsec down` can compare before and after.
 package leak
 
 import (
@@ -41,16 +40,6 @@ func (s Snapshot) Since(before Snapshot) []string {
 		}
 	}
 	sort.Strings(out)
-	return out
-}
-
-// Kinds counts lines by their first words, for a summary.
-func Kinds(lines []string) map[string]int {
-	out := map[string]int{}
-	for _, l := range lines {
-		kind, _, _ := strings.Cut(l, ":")
-		out[kind]++
-	}
 	return out
 }
 
@@ -123,10 +112,4 @@ func (s Snapshot) loops() {
 			s.add("loop device", strings.TrimSpace(string(text)))
 		}
 	}
-}
-
-// Descriptors counts the open descriptors of this process.
-func Descriptors() int {
-	entries, _ := os.ReadDir("/proc/self/fd")
-	return len(entries)
 }
