@@ -18,7 +18,7 @@ func Image() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "image",
 		Short:   "Import, list and remove images",
-		Example: "  dsec image import docker.io/library/debian:12\n  dsec image ls",
+		Example: "  dsec image import docker.io/library/debian:12 --tag debian:12\n  dsec image ls",
 	}
 	c.AddCommand(imageImport(), imageLs(), imageRm())
 	return c
@@ -45,7 +45,7 @@ With a leading "server:" it is a path on the server below a root it allows.`,
 			})
 		},
 	}
-	c.Flags().StringVar(&tag, "tag", "", "tag that points to it (default: the reference)")
+	c.Flags().StringVar(&tag, "tag", "", "tag that points to it (default: none, its digest names it)")
 	return c
 }
 

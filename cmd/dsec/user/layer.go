@@ -46,8 +46,8 @@ or with a leading "server:" a path on the server below a root it allows.`,
 			})
 		},
 	}
-	c.Flags().StringVar(&from, "from", "", "source")
-	c.Flags().StringVar(&o.Tag, "tag", "", "tag that points to the layer")
+	c.Flags().StringVar(&from, "from", "", "directory, tar or OCI reference")
+	c.Flags().StringVar(&o.Tag, "tag", "", "tag that points to the layer (default: none, its digest names it)")
 	c.Flags().StringVar(&o.At, "at", "", "where in a sandbox the tree is placed (default /)")
 	c.Flags().StringVar(&o.Owner, "owner", "", "uid[:gid] of everything (default: as in the source)")
 	_ = c.MarkFlagRequired("from") // the flag was made above

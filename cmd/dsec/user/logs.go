@@ -24,9 +24,11 @@ type logged struct {
 func Logs() *cobra.Command {
 	var follow bool
 	c := &cobra.Command{
-		Use:               "logs SANDBOX [EXEC]",
-		Short:             "Print the kept output of a command, by default the last one",
-		Example:           "  dsec logs work\n  dsec logs -f work\n  dsec logs work e4k2",
+		Use:   "logs SANDBOX [EXEC]",
+		Short: "Print the kept output of a command, by default the last one",
+		Long: `EXEC is the whole id of a command, as "dsec why" and "dsec events" print it. Output
+is kept until the sandbox is started again or deleted.`,
+		Example:           "  dsec logs work\n  dsec logs -f work\n  dsec logs work cw45gqulbqksgl5paw55njtu3",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: completeSandboxes(1),
 		RunE: func(c *cobra.Command, args []string) error {

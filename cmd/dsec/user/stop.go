@@ -24,7 +24,7 @@ func Stop() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&cause, "cause", "", "verdict of the owner: completed, cancelled, agent_error, … (default completed)")
+	c.Flags().StringVar(&cause, "cause", "", "verdict of the owner: completed, cancelled, agent_error, agent_timeout, agent_damage, task_…, grader_… (default completed)")
 	var names []string
 	for _, x := range dsec.Causes {
 		if !x.Infra() {
