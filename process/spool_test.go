@@ -167,10 +167,7 @@ func TestFollowingWhatIsGoneJumps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := NewReader(open(t, w, path), c, 0, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := NewReader(open(t, w, path), c, 0, nil)
 	var offsets []int64
 	for {
 		ch, err := r.Next(context.Background())

@@ -36,8 +36,8 @@ type follower struct {
 
 // NewReader follows the stream in s from offset. Close calls the Source's Close
 // and then closed, which may be nil.
-func NewReader(s *SpoolFile, src Source, offset int64, closed func()) (Reader, error) {
-	return NewLazyReader(func() (*SpoolFile, error) { return s, nil }, src, offset, closed), nil
+func NewReader(s *SpoolFile, src Source, offset int64, closed func()) Reader {
+	return NewLazyReader(func() (*SpoolFile, error) { return s, nil }, src, offset, closed)
 }
 
 // NewLazyReader is NewReader for a spool that is opened when something has to

@@ -45,12 +45,7 @@ func (p *proc) Follow(_ context.Context, s process.Stream, offset int64) (proces
 	if err != nil {
 		return nil, err
 	}
-	r, err := process.NewReader(process.OpenSpool(f), c, offset, nil)
-	if err != nil {
-		_ = c.Close() // never errs
-		return nil, err
-	}
-	return &reader{Reader: r, p: p}, nil
+	return &reader{Reader: process.NewReader(process.OpenSpool(f), c, offset, nil), p: p}, nil
 }
 
 // reader ends with its sandbox.
