@@ -1,9 +1,11 @@
-"""One rollout in twelve lines: python examples/rollout.py BASE WORKSPACE TOOLKIT"""
+"""One rollout in twelve lines: python examples/rollout.py BASE [LAYER...], tags of layers such as demo/demo.sh makes."""
 
 import sys
 
 from libdsec import Client, ExecTimeout
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 base, *layers = sys.argv[1:]
 with Client() as client, client.create(base, layers=layers, memory="512MiB") as box:
     tests = box.exec("cd /repo && python3 -m pytest -q", timeout=120)
