@@ -63,7 +63,7 @@ func importRule(from, path string) (why string) {
 		}
 		return ""
 	case top == "internal":
-		return internalRule(from, to, toTop)
+		return internalRule(to)
 	case top == "scheduler":
 		return "placement is pure: root only"
 	case to == "api" || toTop == "api":
@@ -77,10 +77,10 @@ func importRule(from, path string) (why string) {
 	return contractRule(from, top, to, toTop)
 }
 
-// internalRule: machinery has no domain words; the supervisor of processes
-// speaks the contracts it serves.
-func internalRule(from, to, toTop string) string {
-	if slices.Contains(mechanismFree, to) || to == "runtime" || toTop == "confine" {
+// internalRule: machinery has no domain words; the hold speaks the contract of
+// the commands it runs.
+func internalRule(to string) string {
+	if slices.Contains(mechanismFree, to) {
 		return ""
 	}
 	return "machinery may import only " + strings.Join(mechanismFree, ", ")
