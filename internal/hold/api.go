@@ -10,7 +10,7 @@ import (
 // Options of Ensure.
 type Options struct {
 	Socket  string        // path of the unix socket; its directory must exist and be ours
-	Binary  *os.File      // dsec-hold, to run if none runs: embedded.Hold()
+	Binary  *os.File      // dsec-hold, which is run if none runs and which one that runs becomes: embedded.Hold()
 	Command []string      // how to run the hold itself instead, see SelfCommand; file helpers still run Binary
 	Cgroup  string        // directory of the v2 cgroup the hold lives in; made if missing; "" stays where we are
 	Tasks   []string      // v1 "tasks" files it joins
