@@ -14,7 +14,7 @@ import (
 	"github.com/opendsec/dsec/internal/version"
 )
 
-// listen begins to accept clients, also after a freeze.
+// listen begins to accept clients, also after it was quiesced.
 func (s *server) listen() {
 	s.accepting.mu.Lock()
 	defer s.accepting.mu.Unlock()
@@ -26,11 +26,11 @@ func (s *server) listen() {
 	}
 }
 
-// stopAccepting is true if a freeze is why no client came.
+// stopAccepting is true if no client came because the hold is being quiesced.
 func (s *server) stopAccepting() bool {
 	s.accepting.mu.Lock()
 	defer s.accepting.mu.Unlock()
-	s.accepting.on = !s.frozen.Load()
+	s.accepting.on = !s.quiesced.Load()
 	return !s.accepting.on
 }
 
@@ -114,7 +114,7 @@ func (c *session) serve() (reason error) {
 			running.Go(func() { c.upgrade(f) })
 			continue
 		}
-		c.s.requests.enter() // waits while we are frozen
+		c.s.requests.enter() // waits while we are quiesced
 		if f.id == 0 {
 			c.told(&f)
 			c.s.requests.leave()

@@ -190,7 +190,7 @@ func runServer(args []string) error {
 
 // run serves until it is shut down.
 func (s *server) run() error {
-	s.thaw()
+	s.resume()
 	go s.sweep()
 	s.own()
 	s.log.Info("hold ends")

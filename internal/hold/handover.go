@@ -26,8 +26,8 @@ import (
 // started, and keeps its lock and the descriptors that the state names.
 
 const (
-	freezeMost = 5 * time.Second // what is in flight may take
-	acceptMost = 5 * time.Second // the new program may take to read the state
+	quiesceMost = 5 * time.Second // what is in flight may take
+	acceptMost  = 5 * time.Second // the new program may take to read the state
 )
 
 // replacement asks the thread that owns all children to become another program;
@@ -53,10 +53,10 @@ func (s *server) upgrade(ctx context.Context, binary *os.File) error {
 		return dsec.E(dsec.Conflict, "upgrade hold", "", errors.New("it is being upgraded"))
 	}
 	defer s.upgrading.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, freezeMost)
+	ctx, cancel := context.WithTimeout(ctx, quiesceMost)
 	defer cancel()
-	defer s.thaw()
-	if err := s.freeze(ctx); err != nil {
+	defer s.resume()
+	if err := s.quiesce(ctx); err != nil {
 		return err
 	}
 	r := replacement{binary: binary, failed: make(chan error, 1)}

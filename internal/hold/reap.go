@@ -71,8 +71,8 @@ type vigil struct {
 	on bool // a goroutine waits
 }
 
-// attend begins to wait for a process and calls end with how it ended. A freeze
-// stops it, if the process has not ended by then; attend begins it again.
+// attend begins to wait for a process and calls end with how it ended. Quiescing
+// stops the wait, if the process has not ended by then; attend begins it again.
 func (s *server) attend(v *vigil, pidfd *os.File, end func(ending, error)) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -91,10 +91,10 @@ func (s *server) attend(v *vigil, pidfd *os.File, end func(ending, error)) {
 				return
 			}
 			v.mu.Lock()
-			frozen := s.frozen.Load()
-			v.on = !frozen
+			quiesced := s.quiesced.Load()
+			v.on = !quiesced
 			v.mu.Unlock()
-			if frozen {
+			if quiesced {
 				return
 			}
 		}

@@ -57,7 +57,7 @@ func runResume(args []string) error {
 	return s.run()
 }
 
-// resumption makes a server of a state. Nothing runs before thaw.
+// resumption makes a server of a state. Nothing runs before the server is resumed.
 type resumption struct {
 	s     *server
 	ago   time.Duration

@@ -35,10 +35,10 @@ type server struct {
 
 	warmth warmth
 
-	requests  crowd // being served
-	watchers  crowd // that wait for ends, and for clients
-	pumping   crowd
-	frozen    atomic.Bool
+	requests  gate // being served
+	watchers  gate // that wait for ends, and for clients
+	pumping   gate
+	quiesced  atomic.Bool
 	upgrading sync.Mutex
 	accepting vigil
 

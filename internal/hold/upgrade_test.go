@@ -152,8 +152,8 @@ func TestUpgradeKeepsCommandsInEveryStage(t *testing.T) {
 	x.start(pty)
 	daemon := x.start(x.sh("echo said; setsid sh -c 'sleep 1; seq 1 100000; echo alive >/tmp/daemon' & exit 5"))
 	big := x.start(x.sh("seq 1 50000"))
-	must2(t)(daemon.Wait(ctx(t)))
-	must2(t)(big.Wait(ctx(t)))
+	waited(t)(daemon.Wait(ctx(t)))
+	waited(t)(big.Wait(ctx(t)))
 	b.upgrade(markPlain)
 	b.upgrade(markOther)
 	seen := map[string]int{}
@@ -198,7 +198,7 @@ func TestUpgradeKeepsCommandsInEveryStage(t *testing.T) {
 	}
 }
 
-func must2(t *testing.T) func(process.Result, error) {
+func waited(t *testing.T) func(process.Result, error) {
 	return func(_ process.Result, err error) { t.Helper(); must(t, err) }
 }
 
@@ -388,7 +388,7 @@ func TestFailedUpgradeChangesNothing(t *testing.T) {
 func TestForeignClientMayOnlyUpgrade(t *testing.T) {
 	b := newBed(t)
 	x := b.box()
-	must2(t)(x.start(x.spec("true")).Wait(ctx(t))) // an end that it must not be told
+	waited(t)(x.start(x.spec("true")).Wait(ctx(t))) // an end that it must not be told
 	_ = b.c.Close()
 	for _, o := range []op{opList, opUpgrade} {
 		c, reply, version := foreign(t, b.o.Socket)
