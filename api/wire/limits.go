@@ -18,13 +18,12 @@ type bounds struct{ least, most float64 }
 // Numbers of requests that are not bounded by the defaults below. What a Spec or
 // an ExecSpec may hold is said where their Go types are.
 var numbers = map[protoreflect.FullName]bounds{
-	"dsec.v1.MkdirRequest.mode":         {0, 0o7777},
-	"dsec.v1.SetAttrRequest.mode":       {0, 0o7777},
-	"dsec.v1.SignalRequest.signal":      {1, 64},
-	"dsec.v1.RenewRequest.lifetime":     {0, 30 * 24 * 3600},
-	"dsec.v1.CreateKeyRequest.lifetime": {0, 100 * 365 * 24 * 3600},
-	"dsec.v1.SetAttrRequest.uid":        {0, math.MaxUint32 - 1}, // the last one means none
-	"dsec.v1.SetAttrRequest.gid":        {0, math.MaxUint32 - 1},
+	"dsec.v1.MkdirRequest.mode":     {0, 0o7777},
+	"dsec.v1.SetAttrRequest.mode":   {0, 0o7777},
+	"dsec.v1.SignalRequest.signal":  {1, 64},
+	"dsec.v1.RenewRequest.lifetime": {0, dsec.MaxLifetime.Seconds()},
+	"dsec.v1.SetAttrRequest.uid":    {0, math.MaxUint32 - 1}, // the last one means none
+	"dsec.v1.SetAttrRequest.gid":    {0, math.MaxUint32 - 1},
 }
 
 // The bounds of every other number. An offset has room for all that can be

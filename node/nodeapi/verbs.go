@@ -146,12 +146,8 @@ func (s *Server) resume(ctx context.Context, who caller, req *dsecv1.ResumeReque
 }
 
 func (s *Server) renew(ctx context.Context, who caller, req *dsecv1.RenewRequest) (proto.Message, error) {
-	lifetime := wire.Duration(req.Lifetime)
-	if lifetime < 0 || lifetime > dsec.MaxLifetime {
-		return nil, dsec.Errorf(dsec.Invalid, "renew", req.Id, "lifetime %g s, want 0 to %v", req.Lifetime, dsec.MaxLifetime)
-	}
 	sb, err := s.changed(ctx, who, req.Id, func(id dsec.SandboxID) (node.Sandbox, error) {
-		return s.cfg.Service.Renew(ctx, id, lifetime, req.CallId)
+		return s.cfg.Service.Renew(ctx, id, wire.Duration(req.Lifetime), req.CallId)
 	})
 	return &dsecv1.RenewResponse{Sandbox: sb}, err
 }
