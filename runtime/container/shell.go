@@ -47,7 +47,7 @@ func spawnSpec(name string, g *cgroup.Group, first uint32) hold.SpawnSpec {
 // sysctls of a sandbox's own network namespace: what needs privilege only
 // because a machine is shared.
 var sysctls = []hold.Sysctl{
-	{Path: "net/ipv4/ping_group_range", Value: "0 65535"},
+	{Path: "net/ipv4/ping_group_range", Value: "0 65535"}, // with the profile "debug": others have no such sockets
 	{Path: "net/ipv4/ip_unprivileged_port_start", Value: "0"},
 }
 
