@@ -90,6 +90,9 @@ func (p *shells) fill() {
 		case <-p.r.life.Done():
 			continue
 		}
+		if !p.low() {
+			continue
+		}
 		for p.r.life.Err() == nil && p.fillOne() {
 		}
 	}
@@ -102,16 +105,28 @@ func (p *shells) fill() {
 	}
 }
 
+// low is true if it is time to fill up. Making a shell slows down the creations
+// and starts beside it, so it is done in one go for many, not after each.
+func (p *shells) low() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.countLocked(p.want) <= p.most/4
+}
+
+func (p *shells) countLocked(shape dsec.Limits) (n int) {
+	for _, s := range p.ready {
+		if s.shape == shape {
+			n++
+		}
+	}
+	return n
+}
+
 // fillOne makes one shell if one is wanted.
 func (p *shells) fillOne() bool {
 	p.mu.Lock()
 	shape := p.want
-	have := 0
-	for _, s := range p.ready {
-		if s.shape == shape {
-			have++
-		}
-	}
+	have := p.countLocked(shape)
 	var old *shell
 	if len(p.ready) >= p.most && have < p.most { // of a shape that is not asked for any more
 		i := slices.IndexFunc(p.ready, func(s *shell) bool { return s.shape != shape })
