@@ -244,7 +244,7 @@ func (s *Store) publish(dir string, info layer.Info) error {
 	defer s.mu.Unlock()
 	err := os.Rename(dir, s.path("layers", info.Digest.Hex()))
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) {
-		return errors.Join(s.touch(info.Digest), s.imageLocked(info)) // the same bytes: new again
+		return errors.Join(s.touch(info.Digest), s.noteImageLocked(info)) // the same bytes: new again
 	}
 	if err != nil {
 		return err
@@ -252,9 +252,9 @@ func (s *Store) publish(dir string, info layer.Info) error {
 	return syncFile(s.path("layers"))
 }
 
-// imageLocked notes that bytes which were there as a layer have been imported as
+// noteImageLocked notes that bytes which were there as a layer have been imported as
 // an image. An image stays one.
-func (s *Store) imageLocked(info layer.Info) error {
+func (s *Store) noteImageLocked(info layer.Info) error {
 	there, err := s.localLocked(info.Digest)
 	if err != nil || there.Image || !info.Image {
 		return err

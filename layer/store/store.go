@@ -10,9 +10,10 @@
 //	lock            held while the store is open
 //
 // A layer is complete when its directory is under layers: it is built in tmp,
-// synced, and moved there in one step, as are tags and (unsynced) leases. So a program
-// killed at any moment leaves a store without half a layer, and Open sweeps the
-// rest. A layer is removed the same way backwards.
+// synced, and moved there in one step, as are tags and (unsynced) leases. So a
+// program killed at any moment leaves a store without half a layer, and Open
+// sweeps the rest. A layer is removed the same way backwards. The files are
+// described in docs/formats/layer.md.
 //
 // With a blob store, a layer that is made here is also put there, compressed,
 // and one that is asked for by digest and not here is fetched from there. Every
