@@ -121,6 +121,3 @@ func DefaultDevices() []Device {
 		Device{Major: 5, Minor: 2, Access: "rw"},
 		Device{Major: 136, Minor: -1, Access: "rw"})
 }
-
-// FuseDevice allows /dev/fuse.
-func FuseDevice() Device { return Device{Major: 10, Minor: 229, Access: "rw"} }

@@ -10,7 +10,6 @@ import (
 	"context"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -153,42 +152,4 @@ func Kill() Action {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL) // cannot fail for oneself
 		select {}
 	}
-}
-
-// ArmText arms from a text as a subprocess of a test gets it:
-// "name=error,name=kill,name=error*3".
-func ArmText(text string) error {
-	for part := range strings.SplitSeq(text, ",") {
-		if part == "" {
-			continue
-		}
-		name, what, ok := strings.Cut(part, "=")
-		a := parse(what)
-		if !ok || a == nil {
-			return dsec.Errorf(dsec.Invalid, "arm failpoint", dsec.Quote(part), "want name=error, name=error*N or name=kill")
-		}
-		Arm(name, a)
-	}
-	return nil
-}
-
-func parse(what string) Action {
-	what, count, many := strings.Cut(what, "*")
-	n := 1
-	if many {
-		n = 0
-		for _, c := range count {
-			if c < '0' || c > '9' || n > 1<<20 {
-				return nil
-			}
-			n = 10*n + int(c-'0')
-		}
-	}
-	switch {
-	case what == "error":
-		return Times(n, nil)
-	case what == "kill" && !many:
-		return Kill()
-	}
-	return nil
 }

@@ -33,8 +33,11 @@ func TestRootSwitchHoldsAgainstEveryCapability(t *testing.T) {
 	b := newBed(t)
 	for _, try := range []string{"chroot", "dotdot", "setns", "detach", "unshare", "move", "pivot"} {
 		x, _ := b.spawn(nil)
-		src, err := linux.CloneAt(nil, bin)
+		f, err := os.Open(bin)
 		must(t, err)
+		src, err := linux.Clone(f, false)
+		must(t, err)
+		must(t, f.Close())
 		must(t, b.c.Enter(ctx(t), EnterSpec{ID: x.id, Root: root(t, testBase),
 			Mounts: []Mount{{Source: src, Target: "/opt/bin/escape", Exec: true, RO: true}}}))
 		must(t, src.Close())

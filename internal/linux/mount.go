@@ -20,13 +20,6 @@ func Clone(tree *os.File, recursive bool) (*os.File, error) {
 	return file(fd, err, "clone mount", tree.Name())
 }
 
-// CloneAt is Clone of a path below dir (nil: the working directory). Symbolic
-// links at its end are not followed.
-func CloneAt(dir *os.File, path string) (*os.File, error) {
-	fd, err := unix.OpenTree(dirfd(dir), path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
-	return file(fd, err, "clone mount", path)
-}
-
 // IDMap makes the detached mount show ids as the user namespace maps them. It
 // works once for a mount, before it is attached.
 func IDMap(mount, userns *os.File) error {
