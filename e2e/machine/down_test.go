@@ -71,3 +71,40 @@ func TestDownWithoutTheStateOfTheNode(t *testing.T) {
 	}
 	h.ends()
 }
+
+// An instance names control groups and network: what has other data and the
+// same name must leave the sandboxes of the first alone, also when only its hold
+// is left to be seen.
+func TestAnInstanceIsOfOneData(t *testing.T) {
+	h := start(t)
+	id := h.create(nil)
+	other := t.TempDir()
+	for _, d := range []string{"data", "run"} {
+		if err := os.MkdirAll(filepath.Join(other, d), 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := append(append([]string{}, h.args...), "--data", filepath.Join(other, "data"), "--run", filepath.Join(other, "run"))
+	refused := func() {
+		t.Helper()
+		for _, verb := range []string{"up", "down"} {
+			out, err := exec.Command(binary, append([]string{verb}, args...)...).CombinedOutput()
+			if err == nil || !bytes.Contains(out, []byte("choose another --instance")) || !bytes.Contains(out, []byte(h.dir)) {
+				t.Errorf("%s with other data: %v\n%s", verb, err, out)
+			}
+		}
+	}
+	refused()
+	if out, r := h.sh(id, "echo alive"); r.ExitCode != 0 || out != "alive\n" {
+		t.Errorf("%q %+v", out, r)
+	}
+	if err := h.up.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	<-h.ended
+	refused()
+	h.serve()
+	if out, r := h.sh(id, "echo alive"); r.ExitCode != 0 || out != "alive\n" {
+		t.Errorf("%q %+v", out, r)
+	}
+}

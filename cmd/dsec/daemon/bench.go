@@ -96,7 +96,7 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	slog.SetDefault(log)
-	s, remove, err := temporary("bench", f.dir)
+	s, remove, err := temporary("bm", f.dir)
 	if err != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ func probe(ctx context.Context, as *settings) (reports []runtime.Report, err err
 	if err := needRoot("examine this machine"); err != nil {
 		return nil, err
 	}
-	s, remove, err := temporary("doctor", os.TempDir())
+	s, remove, err := temporary("doc", os.TempDir())
 	if err != nil {
 		return nil, err
 	}
@@ -164,10 +164,13 @@ func temporary(instance, dir string) (s *settings, remove func() error, err erro
 	}
 	s = defaults()
 	s.Node.Subnet = "" // another dsec may have the usual one
-	s.Instance, s.Data, s.Run = instance, filepath.Join(dir, "data"), filepath.Join(dir, "run")
+	s.Instance, s.Data, s.Run = instance+dsec.Random(4), filepath.Join(dir, "data"), filepath.Join(dir, "run")
 	if err := makeDirs(s); err != nil {
 		_ = os.RemoveAll(dir)
 		return nil, nil, err
 	}
-	return s, func() error { return os.RemoveAll(dir) }, nil
+	return s, func() error {
+		s.leave()
+		return os.RemoveAll(dir)
+	}, nil
 }

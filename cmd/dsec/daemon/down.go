@@ -53,6 +53,10 @@ func down(ctx context.Context, s *settings, purge bool, out io.Writer) error {
 		fmt.Fprintf(out, "nothing to end: there is no %s\n", s.Data)
 		return nil
 	}
+	if err := s.foreign(); err != nil {
+		return err
+	}
+	defer s.leave()
 	stays := []error{makeDirs(s)} // a disk that takes nothing keeps nothing running
 	if err := endSupervisor(ctx, s); err != nil {
 		return err

@@ -34,6 +34,7 @@ const openHold = 10 * time.Second
 // sandbox.
 func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 	return []lifecycle.Step{
+		{Name: "instance", Do: func(context.Context) error { return s.take(log) }},
 		{Name: "file-max", Do: func(context.Context) error {
 			if was, err := linux.RaiseFileMax(); err != nil {
 				log.Warn("one sandbox can use up the open files of the machine: raise fs.file-max", "is", was, "err", err)

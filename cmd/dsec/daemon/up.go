@@ -65,6 +65,9 @@ func up(ctx context.Context, s *settings) error {
 	}
 	slog.SetDefault(logger(os.Stderr))
 	gid := groupID(s.Gateway.Group)
+	if err := s.foreign(); err != nil {
+		return err
+	}
 	if err := makeDirs(s); err != nil {
 		return err
 	}
