@@ -198,7 +198,7 @@ func (m *Mounts) Unuse(user string) {
 	delete(m.users, user)
 }
 
-// Users counts those of a layer; mounted says whether it is mounted.
+// Users counts those of a layer; isMounted says whether it is mounted.
 func (m *Mounts) Users(d layer.Digest) (users int, isMounted bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
