@@ -6,13 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"math"
 	"net/http"
-	"net/url"
 	"strconv"
 	"time"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
@@ -58,119 +54,7 @@ func (s *Server) raw(fn func(w http.ResponseWriter, r *http.Request) error) http
 	}
 }
 
-// parameters of a raw request.
-func parameters(r *http.Request) query {
-	q := query{v: r.URL.Query()}
-	q.err = wire.CheckQuery(q.v)
-	return q
-}
-
 func who(r *http.Request) caller { return caller{r.Header.Get(wire.HeaderProject)} }
-
-// movingBody is a request body that may be slow but not stand still.
-type movingBody struct {
-	io.Reader
-	rc *http.ResponseController
-}
-
-func newMovingBody(w http.ResponseWriter, r *http.Request) *movingBody {
-	return &movingBody{r.Body, http.NewResponseController(w)}
-}
-
-func (b *movingBody) Read(p []byte) (int, error) {
-	_ = b.rc.SetReadDeadline(time.Now().Add(stall)) // unsupported only in tests without a connection
-	return b.Reader.Read(p)
-}
-
-// framed is the answer of a stream: nothing is sent before the first write, so
-// that an early error is a proper HTTP error.
-type framed struct {
-	w     http.ResponseWriter
-	rc    *http.ResponseController
-	fw    *wire.FrameWriter
-	begun bool
-}
-
-func newFramed(w http.ResponseWriter) *framed {
-	f := &framed{w: w, rc: http.NewResponseController(w)}
-	f.fw = wire.NewFrameWriter(w)
-	return f
-}
-
-func (f *framed) begin() {
-	f.begun = true
-	_ = f.rc.SetWriteDeadline(time.Now().Add(stall))
-}
-
-func (f *framed) Write(p []byte) (int, error) {
-	f.begin()
-	return f.fw.Write(p)
-}
-
-func (f *framed) message(m proto.Message) error {
-	f.begin()
-	return f.fw.Message(m)
-}
-
-func (f *framed) alive() error {
-	f.begin()
-	if err := f.fw.Alive(); err != nil {
-		return err
-	}
-	return f.rc.Flush()
-}
-
-// end finishes the answer; it returns err while nothing was sent.
-func (f *framed) end(err error) error {
-	if err != nil && !f.begun {
-		return err
-	}
-	f.begin()
-	_ = f.fw.End(err) // the reader sees a stream that broke off
-	return nil
-}
-
-// query reads the parameters of a raw request; the first bad one is its err.
-type query struct {
-	v   url.Values
-	err error
-}
-
-// number in a base, def if it is not given; the bounds are included.
-func (q *query) number(name string, def int64, base int, least, most int64) int64 {
-	s := q.v.Get(name)
-	if s == "" {
-		return def
-	}
-	n, err := strconv.ParseInt(s, base, 64)
-	if (err != nil || n < least || n > most) && q.err == nil {
-		q.err = dsec.Errorf(dsec.Invalid, "parse parameter", name, "%s is no number from %d to %d", dsec.Quote(s), least, most)
-	}
-	return n
-}
-
-// offset of a stream of bytes.
-func (q *query) offset(name string, def, least int64) int64 {
-	return q.number(name, def, 10, least, wire.MaxOffset)
-}
-
-// id of a user or group; the last of the kernel's numbers means none.
-func (q *query) id(name string) *uint32 { return q.small(name, 10, math.MaxUint32-1) }
-
-func (q *query) mode(name string) *uint32 { return q.small(name, 8, 0o7777) }
-
-func (q *query) small(name string, base int, most int64) *uint32 {
-	if q.v.Get(name) == "" {
-		return nil
-	}
-	v := uint32(q.number(name, 0, base, 0, most))
-	return &v
-}
-
-func (q *query) flag(name string) bool {
-	b := q.v.Get(name)
-	return b == "1" || b == "true"
-}
 
 func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 	q := parameters(r)
@@ -215,15 +99,6 @@ func (s *Server) writeFile(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(b) // the gateway sees a short body
 	return nil
-}
-
-// bodyError: an upload whose sender went away is Canceled, whatever the file
-// service makes of the broken body.
-func bodyError(op, path string, err error) error {
-	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, http.ErrBodyReadAfterClose) {
-		return dsec.E(dsec.Canceled, op, path, err)
-	}
-	return err
 }
 
 func (s *Server) download(w http.ResponseWriter, r *http.Request) error {
@@ -358,18 +233,6 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
 	}
 	wire.Splice(out, in)
 	return nil
-}
-
-// request reads the message that opens a stream.
-func request(w http.ResponseWriter, r *http.Request, m proto.Message) error {
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest))
-	if err == nil {
-		err = proto.Unmarshal(b, m)
-	}
-	if err != nil {
-		return dsec.E(dsec.Invalid, "decode request", r.URL.Path, err)
-	}
-	return wire.Check(m)
 }
 
 // pushed is what an import or build answers.
