@@ -9,7 +9,7 @@ type EventType string
 const (
 	EventState         EventType = "state"          // From and To are set
 	EventExecStarted   EventType = "exec_started"   // Exec is set
-	EventExecExited    EventType = "exec_exited"    // Exec is set; Detail is the status
+	EventExecExited    EventType = "exec_exited"    // Exec is set; Detail is the status, Fields have exit_code, signal, wall, oom
 	EventOOM           EventType = "oom"            // a process was killed by the memory limit
 	EventExpiryWarning EventType = "expiry_warning" // Detail: which lifetime, when
 	EventFiles         EventType = "files"          // a file was written or removed through the API

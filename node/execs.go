@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -116,7 +117,7 @@ func (b *box) watch(x *execution) {
 		if res.OOM {
 			b.emitLocked(dsec.Event{Type: dsec.EventOOM, Exec: o.Exec})
 		}
-		b.emitLocked(dsec.Event{Type: dsec.EventExecExited, Exec: o.Exec, Detail: string(res.Status)})
+		b.emitLocked(dsec.Event{Type: dsec.EventExecExited, Exec: o.Exec, Detail: string(res.Status), Fields: endFields(res)})
 	}
 	drop := b.overOutputLocked()
 	b.mu.Unlock()
@@ -215,4 +216,19 @@ func (n *Node) collect(ctx context.Context, b *box) {
 		}
 		b.mu.Unlock()
 	}
+}
+
+// endFields are what of an end is worth a word when the output is gone.
+func endFields(r process.Result) map[string]string {
+	f := map[string]string{"wall": r.Wall.Round(time.Millisecond).String()}
+	if r.Status == process.Exited {
+		f["exit_code"] = strconv.Itoa(r.ExitCode)
+	}
+	if r.Signal != 0 {
+		f["signal"] = strconv.Itoa(r.Signal)
+	}
+	if r.OOM {
+		f["oom"] = "true"
+	}
+	return f
 }

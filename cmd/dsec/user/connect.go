@@ -79,10 +79,21 @@ func find(ctx context.Context, cl *client.Client, arg string) (dsec.SandboxID, e
 	if id, _, err := dsec.ParseSandboxID(arg); err == nil {
 		return id, nil
 	}
-	all, _, err := cl.List(ctx, client.ListOptions{All: true})
-	if err != nil {
-		return "", err
+	// Those that ended are many more, and are meant only if no other is.
+	for _, ended := range []bool{false, true} {
+		all, _, err := cl.List(ctx, client.ListOptions{All: ended})
+		if err != nil {
+			return "", err
+		}
+		if id, err := among(all, arg); err != nil || id != "" {
+			return id, err
+		}
 	}
+	return "", dsec.Errorf(dsec.NotFound, "find sandbox", dsec.Quote(arg), "no sandbox has this id or name")
+}
+
+// among finds it in a list; "" if it is not there.
+func among(all []client.Sandbox, arg string) (dsec.SandboxID, error) {
 	var byName, byID []client.Sandbox
 	for _, sb := range all {
 		if sb.Spec.Name == arg {
@@ -97,7 +108,7 @@ func find(ctx context.Context, cl *client.Client, arg string) (dsec.SandboxID, e
 			return single(found, arg)
 		}
 	}
-	return "", dsec.Errorf(dsec.NotFound, "find sandbox", dsec.Quote(arg), "no sandbox has this id or name")
+	return "", nil
 }
 
 func single(found []client.Sandbox, arg string) (dsec.SandboxID, error) {
