@@ -33,7 +33,29 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return wrongUsage{c, err} })
 	checkArgs(root)
+	checkGroups(root)
 	return root
+}
+
+// checkGroups makes a word that is no command of a group a wrongUsage, where
+// cobra would show the help and be content.
+func checkGroups(c *cobra.Command) {
+	if c.HasSubCommands() && !c.Runnable() {
+		c.Args, c.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2
+		c.RunE = func(c *cobra.Command, given []string) error {
+			if len(given) == 0 {
+				return c.Help()
+			}
+			err := fmt.Errorf("unknown command %q", given[0])
+			if near := c.SuggestionsFor(given[0]); len(near) > 0 {
+				err = fmt.Errorf("%w, did you mean %q?", err, near[0])
+			}
+			return wrongUsage{c, err}
+		}
+	}
+	for _, sub := range c.Commands() {
+		checkGroups(sub)
+	}
 }
 
 // checkArgs makes wrong arguments of any verb a wrongUsage.
@@ -58,7 +80,11 @@ type wrongUsage struct {
 }
 
 func (w wrongUsage) Error() string {
-	return w.err.Error() + "\nusage: " + w.c.UseLine() + "\nsee: " + w.c.CommandPath() + " --help"
+	use := w.c.UseLine()
+	if w.c.HasSubCommands() {
+		use = w.c.CommandPath() + " COMMAND"
+	}
+	return w.err.Error() + "\nusage: " + use + "\nsee: " + w.c.CommandPath() + " --help"
 }
 
 func (w wrongUsage) Unwrap() error { return w.err }
