@@ -183,6 +183,11 @@ func TestTarAndDirectoryGiveTheSameTree(t *testing.T) {
 	if err := unix.Stat(filepath.Join(got, "work/a/y"), &st); err != nil || st.Nlink != 2 || st.Uid != 7 || st.Gid != 8 {
 		t.Errorf("work/a/y: %+v, %v", st, err)
 	}
+	top := member{Header: tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o2750, Uid: 5}}
+	got = mount(t, mustConvert(t, writeFile(t, makeTar(t, top, file("f", "x"))), Options{At: "/a/repo"}))
+	if err := unix.Stat(filepath.Join(got, "a/repo"), &st); err != nil || st.Mode&0o7777 != 0o2750 || st.Uid != 5 {
+		t.Errorf("what the source is like itself: %o of %d, %v", st.Mode, st.Uid, err)
+	}
 }
 
 func goarch() string { return runtime.GOARCH }

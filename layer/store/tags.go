@@ -145,7 +145,7 @@ func (s *Store) readTagLocked(tag string) (tagged, error) {
 	}
 	b, err := os.ReadFile(s.path(file))
 	if errors.Is(err, fs.ErrNotExist) {
-		return tagged{}, dsec.Errorf(dsec.NotFound, op, dsec.Quote(tag), "no layer of that name")
+		return tagged{}, dsec.Errorf(dsec.NotFound, op, dsec.Quote(tag), "no image or layer of that name; dsec image ls shows what there is")
 	}
 	if err != nil {
 		return tagged{}, diskError(op, tag, err)
@@ -160,7 +160,7 @@ func (s *Store) resolveLocked(ref dsec.LayerRef) (layer.Digest, error) {
 	}
 	t, err := s.readTagLocked(string(ref))
 	if err == nil && !s.sees(t.project) {
-		err = dsec.Errorf(dsec.NotFound, "resolve layer", dsec.Quote(string(ref)), "no layer of that name in project %s", s.project)
+		err = dsec.Errorf(dsec.NotFound, "resolve layer", dsec.Quote(string(ref)), "no image or layer of that name in project %s; dsec image ls shows what there is", s.project)
 	}
 	return t.digest, err
 }

@@ -68,7 +68,7 @@ func importFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from, 
 	case err == nil && st.IsDir():
 		b := newBar(c, "send", 0, size)
 		defer b.done()
-		return sendDir(ctx, from, func(r io.Reader) (client.Layer, error) {
+		return sendDir(ctx, from, false, func(r io.Reader) (client.Layer, error) {
 			return cl.UploadImage(ctx, counting{r: r, b: b}, tag)
 		})
 	}

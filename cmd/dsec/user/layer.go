@@ -1,13 +1,17 @@
 package user
 
 import (
+	"archive/tar"
 	"context"
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
@@ -72,13 +76,30 @@ func buildFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from st
 		b.set(0, st.Size())
 		return cl.UploadTree(ctx, counting{r: f, b: b}, o)
 	}
-	return sendDir(ctx, from, func(r io.Reader) (client.Layer, error) {
+	return sendDir(ctx, from, path.Clean("/"+o.At) != "/", func(r io.Reader) (client.Layer, error) {
 		return cl.UploadTree(ctx, counting{r: r, b: b}, o)
 	})
 }
 
-// sendDir packs a directory of this machine while send reads it.
-func sendDir(ctx context.Context, dir string, send func(io.Reader) (client.Layer, error)) (client.Layer, error) {
+// packTop writes what the directory itself is like, as the first entry of a tar
+// that goes on.
+func packTop(w io.Writer, dir string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return hostError("read", dir, err)
+	}
+	t := tar.NewWriter(w)
+	err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: int64(st.Mode & 0o7777), Uid: int(st.Uid), Gid: int(st.Gid),
+		ModTime: time.Unix(st.Mtim.Unix()), Format: tar.FormatPAX})
+	if err == nil {
+		err = t.Flush()
+	}
+	return err
+}
+
+// sendDir packs a directory of this machine, with top also what it is like
+// itself, while send reads it.
+func sendDir(ctx context.Context, dir string, top bool, send func(io.Reader) (client.Layer, error)) (client.Layer, error) {
 	l, err := files.NewLocal(dir)
 	if err != nil {
 		return client.Layer{}, err
@@ -87,7 +108,13 @@ func sendDir(ctx context.Context, dir string, send func(io.Reader) (client.Layer
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
-		err := l.Download(ctx, "/", w, files.TreeOptions{})
+		var err error
+		if top {
+			err = packTop(w, dir)
+		}
+		if err == nil {
+			err = l.Download(ctx, "/", w, files.TreeOptions{})
+		}
 		w.CloseWithError(err)
 		packed <- err
 	}()
