@@ -50,9 +50,13 @@ func (n *Network) forward(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		marks, err := n.marked(ctx)
+		if err != nil {
+			return err
+		}
 		off := !on
 		for _, t := range tables {
-			off = off || n.marked(ctx, t)
+			off = off || marks[t]
 		}
 		if err := nft(ctx, n.node, n.nodeRules(off)); err != nil {
 			return err
@@ -65,12 +69,15 @@ func (n *Network) forward(ctx context.Context) error {
 // forwarding as the first one found it.
 func (n *Network) unforward(ctx context.Context) error {
 	return locked(func() error {
-		off := n.marked(ctx, n.table())
+		marks, err := n.marked(ctx)
+		if err != nil {
+			return err
+		}
 		if err := nft(ctx, n.node, fmt.Sprintf("table inet %[1]s\ndelete table inet %[1]s\n", n.table())); err != nil {
 			return err
 		}
 		others, err := n.tables(ctx)
-		if err != nil || !off || len(others) > 0 {
+		if err != nil || !marks[n.table()] || len(others) > 0 {
 			return err
 		}
 		return inNamespace(n.node, func() error { return sysctl("net/ipv4/ip_forward", "0") })
@@ -100,6 +107,20 @@ func (n *Network) tables(ctx context.Context) (all []string, err error) {
 	return all, nil
 }
 
-func (n *Network) marked(ctx context.Context, table string) bool {
-	return nft(ctx, n.node, fmt.Sprintf("list chain inet %s %s\n", table, offMark)) == nil
+// marked are the tables that remember that the node did not forward before.
+func (n *Network) marked(ctx context.Context) (map[string]bool, error) {
+	text, err := output(ctx, n.node, "nft", "list", "chains", "inet")
+	if err != nil {
+		return nil, err
+	}
+	marks, table := map[string]bool{}, ""
+	for line := range strings.Lines(string(text)) { // "table inet dsec_main {", then "chain off {"
+		switch f := strings.Fields(line); {
+		case len(f) >= 3 && f[0] == "table":
+			table = f[2]
+		case len(f) >= 2 && f[0] == "chain" && f[1] == offMark:
+			marks[table] = true
+		}
+	}
+	return marks, nil
 }
