@@ -66,6 +66,8 @@ func testBinary(t *testing.T, pkg string) string {
 var (
 	passed  = regexp.MustCompile(`(?m)^\s*--- PASS: (\S+)`)
 	skipped = regexp.MustCompile(`(?m)^\s*--- SKIP: (\S+)`)
+
+	measured = regexp.MustCompile(`(?m)^Benchmark.*$`)
 )
 
 // guestTime bounds the tests of one package in the guest.
@@ -89,6 +91,9 @@ func inGuest(t *testing.T, pkg, before string, j Job, flags ...string) map[strin
 	}
 	for _, m := range skipped.FindAllStringSubmatch(r.Output, -1) {
 		t.Logf("skipped in the guest: %s", m[1])
+	}
+	for _, line := range measured.FindAllString(r.Output, -1) {
+		t.Logf("measured in the guest: %s", strings.Join(strings.Fields(line), " "))
 	}
 	if r.Exit != 0 || len(ok) == 0 {
 		t.Errorf("%s in the guest: status %d, %d tests passed\n%s\n--- console\n%s", pkg, r.Exit, len(ok), last(r.Output, 12000), last(r.Console, 2000))

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opendsec/dsec/bench"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -57,4 +58,18 @@ func BenchmarkParallel(b *testing.B) {
 		}
 	})
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "sandboxes/s")
+}
+
+// BenchmarkIdle reports what an idle sandbox costs.
+func BenchmarkIdle(b *testing.B) {
+	const live = 200
+	w := newWorld(b)
+	for b.Loop() {
+		r := bench.Runtime{Name: "dsec", RT: w.r, Spec: request(b).Spec, Layers: request(b).Layers, Node: "t"}
+		m, err := r.Idle(context.Background(), live, 2)
+		must(b, err)
+		b.ReportMetric(float64(m.Kernel>>10), "kernel-KiB")
+		b.ReportMetric(float64(m.Slab>>10), "slab-KiB")
+		b.ReportMetric(float64(m.Available>>10), "host-KiB")
+	}
 }
