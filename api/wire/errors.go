@@ -179,7 +179,11 @@ func FromConnect(op string, err error) error {
 	if !known {
 		class = transportClass(err)
 	}
-	return dsec.E(class, op, "", errors.New(ce.Message()))
+	cause := errors.Unwrap(ce) // its text is the message
+	if cause == nil {
+		cause = errors.New(ce.Message())
+	}
+	return dsec.E(class, op, "", cause)
 }
 
 // transportClass: what is no error of ours came from the transport.

@@ -98,6 +98,9 @@ func finish(err error) int {
 		return 0
 	}
 	fmt.Fprintln(os.Stderr, "dsec:", err)
+	if advice := user.Advice(err); advice != "" {
+		fmt.Fprintln(os.Stderr, "dsec:", advice)
+	}
 	if w, ok := errors.AsType[wrongUsage](err); ok {
 		return user.UsageCode(w.c)
 	}

@@ -2,9 +2,12 @@ package user
 
 import (
 	"bytes"
+	"net"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -227,5 +230,19 @@ func TestSizesAndSpans(t *testing.T) {
 		if got := span(d); got != want {
 			t.Errorf("%d: %s", d, got)
 		}
+	}
+}
+
+func TestAdviceForAServerThatIsNotThere(t *testing.T) {
+	_, gone := net.Dial("unix", filepath.Join(t.TempDir(), "none.sock"))
+	if got := Advice(dsec.E(dsec.Unavailable, "list sandboxes", "", gone)); !strings.Contains(got, "sudo dsec up") {
+		t.Errorf("%v: %q", gone, got)
+	}
+	refused := &net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", syscall.EACCES)}
+	if got := Advice(dsec.E(dsec.PermissionDenied, "list sandboxes", "", refused)); !strings.Contains(got, "sudo") {
+		t.Errorf("%q", got)
+	}
+	if got := Advice(dsec.E(dsec.NotFound, "find sandbox", "x", nil)); got != "" {
+		t.Errorf("%q", got)
 	}
 }
