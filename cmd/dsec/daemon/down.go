@@ -74,7 +74,7 @@ func down(ctx context.Context, s *settings, purge bool, out io.Writer) error {
 	}
 	stays = append(stays, removeTree(s.Run))
 	if purge {
-		stays = []error{removeTree(s.Data), removeTree(s.Run)} // and with it what could not be removed from it
+		stays = []error{removeTree(s.Data), removeTree(s.Run), forgetContext(s)} // and with it what could not be removed from it
 	}
 	return errors.Join(append(stays, sayLeft(out, s, purge))...)
 }

@@ -70,13 +70,50 @@ func firstKey(ctx context.Context, s *settings) error {
 	if err != nil {
 		return err
 	}
-	f.Contexts[s.contextName()] = contexts.Context{Socket: s.socket(), APIKey: secret}
+	name := freeName(f, s.contextName(), s.socket())
+	f.Contexts[name] = contexts.Context{Socket: s.socket(), APIKey: secret}
 	if f.Current == "" {
-		f.Current = s.contextName()
+		f.Current = name
 	}
 	if err := f.Save(path); err != nil {
 		return err
 	}
-	fmt.Printf("context %q written to %s\n", s.contextName(), path)
+	fmt.Printf("context %q written to %s\n", name, path)
 	return nil
+}
+
+// freeName is name, or with a number what no other server's context is called:
+// its key is shown only once.
+func freeName(f contexts.File, name, socket string) string {
+	for n, try := 2, name; ; n++ {
+		if c, taken := f.Contexts[try]; !taken || c.Socket == socket {
+			return try
+		}
+		try = fmt.Sprintf("%s-%d", name, n)
+	}
+}
+
+// forgetContext takes away what firstKey wrote, when the key it holds is gone
+// with the data.
+func forgetContext(s *settings) error {
+	path := contexts.Path(os.Getenv)
+	f, err := contexts.Load(path)
+	if err != nil {
+		return err
+	}
+	found := false
+	for name, c := range f.Contexts {
+		if c.Socket != s.socket() {
+			continue
+		}
+		found = true
+		delete(f.Contexts, name)
+		if f.Current == name {
+			f.Current = ""
+		}
+	}
+	if !found {
+		return nil
+	}
+	return f.Save(path)
 }
