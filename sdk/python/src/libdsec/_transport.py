@@ -90,15 +90,15 @@ class NotSent(Unavailable):
     """No connection was made, so nothing can have happened."""
 
 
-def error_of_httpx(e: Exception, op: str) -> DsecError:
-    """The exception of a broken or silent connection."""
+def error_of_httpx(e: Exception, op: str, where: str) -> DsecError:
+    """The exception of a broken or silent connection to a socket or URL."""
     text = str(e) or type(e).__name__
     if isinstance(e, (httpx.ConnectError, httpx.ConnectTimeout)):
-        return NotSent(op, "", f"connect: {text}")
+        return NotSent(op, where, f"connect: {text}; is dsec up there?")
     if isinstance(e, httpx.TimeoutException):
-        return Timeout(op, "", f"no answer in time ({type(e).__name__}); the outcome is unknown")
+        return Timeout(op, where, f"no answer in time ({type(e).__name__}); the outcome is unknown")
     if isinstance(e, (httpx.TransportError, frames.FrameError)):
-        return Unavailable(op, "", f"connection broke: {text}")
+        return Unavailable(op, where, f"connection broke: {text}")
     return Internal(op, "", text)
 
 
@@ -144,6 +144,7 @@ class Transport:
 
     def __init__(self, endpoint: Endpoint, timeout: float, retries: int) -> None:
         self.endpoint = endpoint
+        self.where = endpoint.socket or endpoint.url
         self.timeout = timeout
         self.retries = retries
         # Loading the certificates takes 10 ms: once, and only where they are used.
@@ -193,7 +194,7 @@ class Transport:
                     r = await lane.post(f"/dsec.v1.{method}", content=body, headers=headers,
                                         timeout=self._timeout(timeout or self.timeout))
                 except httpx.HTTPError as e:
-                    raise error_of_httpx(e, method) from e
+                    raise error_of_httpx(e, method, self.where) from e
             if r.status_code != 200:
                 raise error_of_response(r.status_code, r.headers, r.content, method)
             return cast(Json, r.json())
@@ -213,7 +214,7 @@ class Transport:
                         raise error_of_response(r.status_code, r.headers, await r.aread(), method)
                     yield _messages(r, method)
             except (httpx.HTTPError, frames.FrameError) as e:
-                raise error_of_httpx(e, method) from e
+                raise error_of_httpx(e, method, self.where) from e
 
     @asynccontextmanager
     async def raw(self, verb: str, path: str, params: Mapping[str, Any], *, content: Any = None,
@@ -229,7 +230,7 @@ class Transport:
                         raise error_of_response(r.status_code, r.headers, await r.aread(), f"{verb} {path}")
                     yield r
             except httpx.HTTPError as e:
-                raise error_of_httpx(e, f"{verb} {path}") from e
+                raise error_of_httpx(e, f"{verb} {path}", self.where) from e
 
     async def framed(self, r: httpx.Response) -> AsyncIterator[bytes]:
         """The data of a framed=1 body; raises what the last frame says, or that there was none."""
