@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // machineLock is held while forwarding of the node is turned on or off: several
@@ -26,13 +28,7 @@ func locked(f func() error) error {
 		return err
 	}
 	defer func() { _ = file.Close() }() // closing it gives the lock back
-	for {
-		err = unix.Flock(int(file.Fd()), unix.LOCK_EX)
-		if err != unix.EINTR {
-			break
-		}
-	}
-	if err != nil {
+	if err := linux.Flock(file, unix.LOCK_EX); err != nil {
 		return &os.PathError{Op: "lock", Path: machineLock, Err: err}
 	}
 	return f()

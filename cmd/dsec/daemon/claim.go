@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // claims says which data an instance of this machine has. An instance names
@@ -41,7 +42,7 @@ func isLocked(path string) bool {
 		return false
 	}
 	defer f.Close() // and with it what was locked to see
-	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+	return errors.Is(linux.Flock(f, unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
 func readClaim(path string) (c claim, ok bool) {
@@ -69,7 +70,7 @@ func (s *settings) take(log *slog.Logger) error {
 		return dsec.E(dsec.Internal, "take instance", s.Instance, err)
 	}
 	defer all.Close()
-	if err := unix.Flock(int(all.Fd()), unix.LOCK_EX); err != nil {
+	if err := linux.Flock(all, unix.LOCK_EX); err != nil {
 		return dsec.E(dsec.Internal, "take instance", s.Instance, err)
 	}
 	if err := s.foreign(); err != nil {
