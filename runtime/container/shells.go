@@ -58,7 +58,12 @@ func (p *shells) take(l dsec.Limits) *shell {
 	case p.wake <- struct{}{}:
 	default:
 	}
-	i := slices.IndexFunc(p.ready, func(s *shell) bool { return s.shape == p.want })
+	return p.pickLocked(func(s *shell) bool { return s.shape == p.want })
+}
+
+// pickLocked takes the oldest shell that fits out of ready, nil if none does.
+func (p *shells) pickLocked(fits func(*shell) bool) *shell {
+	i := slices.IndexFunc(p.ready, fits)
 	if i < 0 {
 		return nil
 	}
@@ -70,11 +75,7 @@ func (p *shells) take(l dsec.Limits) *shell {
 // lost discards a shell whose PID 1 has ended.
 func (p *shells) lost(ctx context.Context, name string) {
 	p.mu.Lock()
-	var gone *shell
-	if i := slices.IndexFunc(p.ready, func(s *shell) bool { return s.name == name }); i >= 0 {
-		gone = p.ready[i]
-		p.ready = slices.Delete(p.ready, i, i+1)
-	}
+	gone := p.pickLocked(func(s *shell) bool { return s.name == name })
 	p.mu.Unlock()
 	if gone != nil {
 		p.r.discard(ctx, gone)
@@ -129,9 +130,7 @@ func (p *shells) fillOne() bool {
 	have := p.countLocked(shape)
 	var old *shell
 	if len(p.ready) >= p.most && have < p.most { // of a shape that is not asked for any more
-		i := slices.IndexFunc(p.ready, func(s *shell) bool { return s.shape != shape })
-		old = p.ready[i]
-		p.ready = slices.Delete(p.ready, i, i+1)
+		old = p.pickLocked(func(s *shell) bool { return s.shape != shape })
 	}
 	p.mu.Unlock()
 	if old != nil {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -79,13 +80,11 @@ func copySys(root *os.Root, from, tree string, left *int) error {
 		if err != nil {
 			return err
 		}
-		for _, skip := range sysSkip {
-			if d.Name() == skip {
-				if d.IsDir() {
-					return filepath.SkipDir
-				}
-				return nil
+		if slices.Contains(sysSkip, d.Name()) {
+			if d.IsDir() {
+				return filepath.SkipDir
 			}
+			return nil
 		}
 		switch {
 		case d.IsDir():
