@@ -20,24 +20,30 @@ type usage struct {
 
 // read takes what the files say now.
 func (u *usage) read(w *warmFiles) {
-	u.oom = counter(w.oom, "oom_kill")
-	u.throttle = time.Duration(counter(w.throttle, "throttled_time"))
+	u.oom = counter(counters(w.oom), "oom_kill")
+	cpu := counters(w.throttle)
+	u.throttle = time.Duration(counter(cpu, "throttled_time"))
 	if u.throttle == 0 {
-		u.throttle = time.Duration(counter(w.throttle, "throttled_usec")) * time.Microsecond
+		u.throttle = time.Duration(counter(cpu, "throttled_usec")) * time.Microsecond
 	}
 }
 
-// counter reads "name N" from a file of such lines, 0 if it is not there.
-func counter(f *os.File, name string) int64 {
+// counters reads a file of lines "name N", nil if it cannot.
+func counters(f *os.File) []byte {
 	if f == nil {
-		return 0
+		return nil
 	}
 	b := make([]byte, 4096)
 	n, err := f.ReadAt(b, 0)
 	if err != nil && err != io.EOF {
-		return 0
+		return nil
 	}
-	for line := range bytes.Lines(b[:n]) {
+	return b[:n]
+}
+
+// counter is the N of "name N", 0 if it is not there.
+func counter(lines []byte, name string) int64 {
+	for line := range bytes.Lines(lines) {
 		if rest, ok := bytes.CutPrefix(line, []byte(name+" ")); ok {
 			v, _ := strconv.ParseInt(string(bytes.TrimSpace(rest)), 10, 64)
 			return v

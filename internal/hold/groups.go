@@ -21,7 +21,7 @@ func cgroupCPU(dir string) time.Duration {
 		return 0
 	}
 	defer func() { _ = f.Close() }()
-	return time.Duration(counter(f, "usage_usec")) * time.Microsecond
+	return time.Duration(counter(counters(f), "usage_usec")) * time.Microsecond
 }
 
 const lingerEvery = 5 * time.Second
