@@ -15,9 +15,13 @@ import (
 	"github.com/opendsec/dsec/process"
 )
 
-// small mounts an ext4 of 700 MB on dir.
-func small(t *testing.T, dir string) {
+// small mounts an ext4 of 700 MB until the test ends.
+func small(t *testing.T) (dir string) {
 	t.Helper()
+	dir, err := os.MkdirTemp("/var/tmp", "dsec-small-")
+	if err != nil {
+		t.Fatal(err)
+	}
 	image := filepath.Join(t.TempDir(), "disk")
 	for _, argv := range [][]string{
 		{"truncate", "-s", "700M", image}, {"mkfs.ext4", "-q", image}, {"mount", "-o", "loop", image, dir},
@@ -26,22 +30,19 @@ func small(t *testing.T, dir string) {
 			t.Fatalf("%v: %v\n%s", argv, err, out)
 		}
 	}
-}
-
-// A host disk that is full refuses new sandboxes and new bytes with errors that
-// say so, loses no running sandbox, and is usable again when there is space.
-func TestFullHostDisk(t *testing.T) {
-	dir, err := os.MkdirTemp("/var/tmp", "dsec-full-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	small(t, dir)
 	t.Cleanup(func() {
 		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
 			t.Errorf("umount: %v\n%s", err, out)
 		}
 		_ = os.Remove(dir)
 	})
+	return dir
+}
+
+// A host disk that is full refuses new sandboxes and new bytes with errors that
+// say so, loses no running sandbox, and is usable again when there is space.
+func TestFullHostDisk(t *testing.T) {
+	dir := small(t)
 	h := startIn(t, filepath.Join(dir, "state"))
 	kept := h.create(nil)
 	filler := filepath.Join(dir, "filler")

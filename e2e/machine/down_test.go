@@ -38,17 +38,7 @@ func (h *host) ends() {
 // A disk that is full makes the pool on it read-only, and the ledger takes no
 // word. What runs ends all the same.
 func TestDownOnAFullHostDisk(t *testing.T) {
-	dir, err := os.MkdirTemp("/var/tmp", "dsec-down-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	small(t, dir)
-	t.Cleanup(func() {
-		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
-			t.Errorf("umount: %v\n%s", err, out)
-		}
-		_ = os.Remove(dir)
-	})
+	dir := small(t)
 	h := startIn(t, filepath.Join(dir, "state"))
 	if h.log.count("the disk pool may grow to") == 0 {
 		t.Errorf("no word of a pool of 8 GiB on 700 MB:\n%s", h.log)
