@@ -5,15 +5,17 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"sort"
 
 	"github.com/opendsec/dsec"
 )
 
 // Chunk says what one piece of plain data is and where its compressed form
-// lies. Its plain length follows from its place: all chunks but the last are
-// ChunkSize bytes.
+// lies. Where it lies in the data follows from the lengths of those before.
 type Chunk struct {
 	Sum    [sha256.Size]byte // of the plain bytes
+	Size   uint32            // plain bytes
 	Pack   uint32            // which pack
 	Length uint32            // compressed bytes; 0: all zero, and stored nowhere
 	Off    uint64            // in the pack
@@ -29,11 +31,16 @@ type Index struct {
 
 // The encoding: a header, the packs, the chunks; little endian.
 const (
-	indexMagic  = "DSECIDX\x01" // the last byte is the version
+	indexMagic  = "DSECIDX\x02" // the last byte is the version
 	indexHeader = 24
-	indexChunk  = sha256.Size + 16
+	indexChunk  = entrySize + 16
+	entrySize   = sha256.Size + 4 // of a chunk in the table that the manifest names
 	MaxPacks    = 4096
-	MaxChunks   = MaxData / ChunkSize
+	MaxChunks   = 4 << 20
+	MaxChunk    = 4 << 20 // plain bytes
+
+	// MaxIndex is the size of the largest encoding, in bytes.
+	MaxIndex = indexHeader + MaxPacks*sha256.Size + MaxChunks*indexChunk
 )
 
 // Encode returns the encoding of the index.
@@ -42,8 +49,7 @@ func (ix Index) Encode() ([]byte, error) {
 		return nil, fmt.Errorf("%d packs and %d chunks", len(ix.Packs), len(ix.Chunks))
 	}
 	b := append(make([]byte, 0, indexHeader+len(ix.Packs)*sha256.Size+len(ix.Chunks)*indexChunk), indexMagic...)
-	b = binary.LittleEndian.AppendUint32(b, ChunkSize)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(ix.Packs)))
+	b = binary.LittleEndian.AppendUint64(b, uint64(len(ix.Packs)))
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(ix.Chunks)))
 	for _, p := range ix.Packs {
 		sum, err := p.sum()
@@ -53,7 +59,7 @@ func (ix Index) Encode() ([]byte, error) {
 		b = append(b, sum...)
 	}
 	for _, c := range ix.Chunks {
-		b = append(b, c.Sum[:]...)
+		b = c.appendEntry(b)
 		b = binary.LittleEndian.AppendUint32(b, c.Pack)
 		b = binary.LittleEndian.AppendUint32(b, c.Length)
 		b = binary.LittleEndian.AppendUint64(b, c.Off)
@@ -61,15 +67,16 @@ func (ix Index) Encode() ([]byte, error) {
 	return b, nil
 }
 
-// DecodeIndex reads an index and checks that its sums are those that the
+func (c *Chunk) appendEntry(b []byte) []byte {
+	return binary.LittleEndian.AppendUint32(append(b, c.Sum[:]...), c.Size)
+}
+
+// DecodeIndex reads an index and checks that its chunks are those that the
 // manifest of the data names.
 func DecodeIndex(b []byte, data Chunked) (Index, error) {
 	ix, err := decodeIndex(b)
-	if err == nil && int64(len(ix.Chunks)) != data.Count() {
-		err = fmt.Errorf("%d chunks, the manifest has %d", len(ix.Chunks), data.Count())
-	}
-	if err == nil && DigestOf(ix.Sums()) != data.Chunks {
-		err = errors.New("sums are not those of the manifest")
+	if err == nil {
+		err = ix.matches(data)
 	}
 	if err != nil {
 		return Index{}, dsec.E(dsec.Corrupt, "read chunk index", string(data.Chunks), err)
@@ -77,25 +84,77 @@ func DecodeIndex(b []byte, data Chunked) (Index, error) {
 	return ix, nil
 }
 
-// Sums is the list whose digest is Chunked.Chunks.
-func (ix Index) Sums() []byte {
-	b := make([]byte, 0, len(ix.Chunks)*sha256.Size)
-	for _, c := range ix.Chunks {
-		b = append(b, c.Sum[:]...)
+// DecodeIndexOf reads an index of which only the digest of its table is known.
+func DecodeIndexOf(b []byte, table Digest) (Index, error) {
+	ix, err := decodeIndex(b)
+	if err == nil && DigestOf(ix.Table()) != table {
+		err = errors.New("chunks are not those it is named by")
+	}
+	if err != nil {
+		return Index{}, dsec.E(dsec.Corrupt, "read chunk index", string(table), err)
+	}
+	return ix, nil
+}
+
+func (ix Index) matches(data Chunked) error {
+	if int64(len(ix.Chunks)) != data.Count {
+		return fmt.Errorf("%d chunks, the manifest has %d", len(ix.Chunks), data.Count)
+	}
+	if DigestOf(ix.Table()) != data.Chunks {
+		return errors.New("chunks are not those of the manifest")
+	}
+	if n := ix.Size(); n != data.Size {
+		return fmt.Errorf("chunks of %d bytes, the manifest has %d", n, data.Size)
+	}
+	return nil
+}
+
+// Table is the list whose digest is Chunked.Chunks.
+func (ix Index) Table() []byte {
+	b := make([]byte, 0, len(ix.Chunks)*entrySize)
+	for i := range ix.Chunks {
+		b = ix.Chunks[i].appendEntry(b)
 	}
 	return b
+}
+
+// Size is the number of plain bytes.
+func (ix Index) Size() (n int64) {
+	for i := range ix.Chunks {
+		n += int64(ix.Chunks[i].Size)
+	}
+	return n
+}
+
+// Offsets are where the chunks begin in the data, and, last, where the data end.
+func (ix Index) Offsets() []int64 {
+	offs := make([]int64, len(ix.Chunks)+1)
+	for i := range ix.Chunks {
+		offs[i+1] = offs[i] + int64(ix.Chunks[i].Size)
+	}
+	return offs
+}
+
+// Span is which chunks, from one to before another, have bytes of the range.
+// offs are Offsets.
+func Span(offs []int64, off, n int64) (from, to int) {
+	last := len(offs) - 1
+	end := min(off+n, offs[last])
+	if n <= 0 || off < 0 || off >= end {
+		return 0, 0
+	}
+	from = sort.Search(last, func(i int) bool { return offs[i+1] > off })
+	to = from + sort.Search(last-from, func(i int) bool { return offs[from+i] >= end })
+	return from, to
 }
 
 func decodeIndex(b []byte) (Index, error) {
 	var ix Index
 	if len(b) < indexHeader || string(b[:8]) != indexMagic {
-		return ix, errors.New("not an index of version 1")
+		return ix, errors.New("not an index of version 2")
 	}
-	if n := binary.LittleEndian.Uint32(b[8:]); n != ChunkSize {
-		return ix, fmt.Errorf("chunks of %d bytes, this program knows %d", n, ChunkSize)
-	}
-	packs, chunks := binary.LittleEndian.Uint32(b[12:]), binary.LittleEndian.Uint64(b[16:])
-	if packs > MaxPacks || chunks > MaxChunks || uint64(len(b)) != indexHeader+uint64(packs)*sha256.Size+chunks*indexChunk {
+	packs, chunks := binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])
+	if packs > MaxPacks || chunks > MaxChunks || uint64(len(b)) != indexHeader+packs*sha256.Size+chunks*indexChunk {
 		return ix, fmt.Errorf("%d bytes for %d packs and %d chunks", len(b), packs, chunks)
 	}
 	b = b[indexHeader:]
@@ -107,12 +166,54 @@ func decodeIndex(b []byte) (Index, error) {
 	for i := range ix.Chunks {
 		c := &ix.Chunks[i]
 		copy(c.Sum[:], b)
-		b = b[sha256.Size:]
+		c.Size = binary.LittleEndian.Uint32(b[sha256.Size:])
+		b = b[entrySize:]
 		c.Pack, c.Length, c.Off = binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:]), binary.LittleEndian.Uint64(b[8:])
 		b = b[16:]
-		if c.Length > 0 && c.Pack >= packs || c.Length > 2*ChunkSize || c.Off > 1<<62 {
-			return Index{}, fmt.Errorf("chunk %d: %d bytes at %d of pack %d", i, c.Length, c.Off, c.Pack)
+		if c.Size == 0 || c.Size > MaxChunk || c.Length > 0 && uint64(c.Pack) >= packs || c.Length > 2*MaxChunk || c.Off > 1<<62 {
+			return Index{}, fmt.Errorf("chunk %d of %d bytes: %d bytes at %d of pack %d", i, c.Size, c.Length, c.Off, c.Pack)
 		}
 	}
 	return ix, nil
+}
+
+// DecodeTable reads the table of a data file's chunks; their places are nowhere.
+func DecodeTable(b []byte, data Chunked) (Index, error) {
+	var ix Index
+	for len(b) >= entrySize && len(ix.Chunks) < MaxChunks {
+		var c Chunk
+		copy(c.Sum[:], b)
+		c.Size = binary.LittleEndian.Uint32(b[sha256.Size:])
+		ix.Chunks = append(ix.Chunks, c)
+		b = b[entrySize:]
+	}
+	err := ix.matches(data)
+	if err == nil && len(b) > 0 {
+		err = fmt.Errorf("%d bytes behind the last chunk", len(b))
+	}
+	if err != nil {
+		return Index{}, dsec.E(dsec.Corrupt, "read chunk table", string(data.Chunks), err)
+	}
+	return ix, nil
+}
+
+// Verify reads data and compares every chunk with its sum.
+func (ix Index) Verify(data io.Reader) error {
+	buf := make([]byte, 0)
+	for i := range ix.Chunks {
+		c := &ix.Chunks[i]
+		if c.Size > MaxChunk {
+			return fmt.Errorf("chunk %d of %d bytes", i, c.Size)
+		}
+		if cap(buf) < int(c.Size) {
+			buf = make([]byte, c.Size)
+		}
+		if _, err := io.ReadFull(data, buf[:c.Size]); err != nil {
+			return fmt.Errorf("read chunk %d: %w", i, err)
+		}
+		if sha256.Sum256(buf[:c.Size]) != c.Sum {
+			return fmt.Errorf("chunk %d: content has another digest", i)
+		}
+	}
+	return nil
 }

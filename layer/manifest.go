@@ -13,11 +13,10 @@ import (
 
 // The format, see docs/formats/layer.md.
 const (
-	ManifestVersion = 1
-	ChunkSize       = 256 << 10 // bytes of plain data that one digest covers
-	MaxManifest     = 1 << 20   // bytes
-	MaxMeta         = 16 << 30  // bytes of a metadata file
-	MaxData         = 1 << 44   // bytes of a data file
+	ManifestVersion = 2
+	MaxManifest     = 1 << 20  // bytes
+	MaxMeta         = 16 << 30 // bytes of a metadata file
+	MaxData         = 1 << 44  // bytes of a data file
 )
 
 // Manifest says what a layer is. The digest of its encoding is the digest of
@@ -36,20 +35,12 @@ type Content struct {
 	Size   int64  `json:"size"`
 }
 
-// Chunked is a file that is read in pieces: Chunks is the digest of the list of
-// the SHA-256 sums of its pieces, 32 bytes each, in order.
+// Chunked is a file that is read in pieces: Chunks is the digest of the table of
+// its pieces, see Index.Table.
 type Chunked struct {
-	Size      int64  `json:"size"`
-	ChunkSize int64  `json:"chunk_size"`
-	Chunks    Digest `json:"chunks,omitempty"` // empty when Size is 0
-}
-
-// Count is the number of pieces.
-func (c Chunked) Count() int64 {
-	if c.ChunkSize <= 0 {
-		return 0
-	}
-	return (c.Size + c.ChunkSize - 1) / c.ChunkSize
+	Size   int64  `json:"size"`
+	Count  int64  `json:"count,omitempty"`
+	Chunks Digest `json:"chunks,omitempty"` // empty when Size is 0
 }
 
 // Encode returns the one encoding of the manifest.
@@ -100,45 +91,44 @@ func (m Manifest) check() error {
 		return fmt.Errorf("metadata of %d bytes and %d entries", m.Meta.Size, m.Entries)
 	}
 	if m.Data.Size == 0 {
-		if m.Data.Chunks != "" {
+		if m.Data.Chunks != "" || m.Data.Count != 0 {
 			return fmt.Errorf("chunks without data")
 		}
 		return nil
 	}
-	if m.Data.Size < 0 || m.Data.Size > MaxData || m.Data.ChunkSize != ChunkSize {
-		return fmt.Errorf("data of %d bytes in chunks of %d", m.Data.Size, m.Data.ChunkSize)
+	if m.Data.Size < 0 || m.Data.Size > MaxData || m.Data.Count < 1 || m.Data.Count > MaxChunks {
+		return fmt.Errorf("data of %d bytes in %d chunks", m.Data.Size, m.Data.Count)
 	}
 	_, err := ParseDigest(string(m.Data.Chunks))
 	return err
 }
 
-// Describe fills a manifest from the two files and returns the sums of the
-// chunks of data.
-func Describe(meta io.Reader, data io.Reader) (m Manifest, sums []byte, err error) {
+// Describe fills a manifest from the two files and returns the chunks of data,
+// whose places are nowhere yet. borders are those of large files, see NewCutter.
+func Describe(meta, data io.Reader, borders []int64) (m Manifest, ix Index, err error) {
 	m.Version = ManifestVersion
 	h := sha256.New()
 	if m.Meta.Size, err = io.Copy(h, meta); err != nil {
-		return m, nil, err
+		return m, ix, err
 	}
 	m.Meta.Digest = FromSum(h.Sum(nil))
-	m.Data.ChunkSize = ChunkSize
-	buf := make([]byte, ChunkSize)
+	cutter := NewCutter(data, borders)
 	for {
-		n, err := io.ReadFull(data, buf)
-		if n > 0 {
-			sum := sha256.Sum256(buf[:n])
-			sums = append(sums, sum[:]...)
-			m.Data.Size += int64(n)
-		}
-		if err == io.EOF || err == io.ErrUnexpectedEOF {
+		b, err := cutter.Next()
+		if err == io.EOF {
 			break
 		}
 		if err != nil {
-			return m, nil, err
+			return m, ix, err
 		}
+		if len(ix.Chunks) == MaxChunks {
+			return m, ix, fmt.Errorf("data in more than %d chunks", MaxChunks)
+		}
+		ix.Chunks = append(ix.Chunks, Chunk{Sum: sha256.Sum256(b), Size: uint32(len(b))})
+		m.Data.Size += int64(len(b))
 	}
 	if m.Data.Size > 0 {
-		m.Data.Chunks = DigestOf(sums)
+		m.Data.Count, m.Data.Chunks = int64(len(ix.Chunks)), DigestOf(ix.Table())
 	}
-	return m, sums, nil
+	return m, ix, nil
 }

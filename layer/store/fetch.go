@@ -4,9 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -14,9 +14,11 @@ import (
 	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/ondemand"
 )
 
-// fetchOnce makes a layer whole on this machine.
+// fetchOnce brings a layer to this machine: its metadata, and its data, or the
+// places from which they come on demand.
 func (s *Store) fetchOnce(ctx context.Context, d layer.Digest) error {
 	const op = "fetch layer"
 	if s.opts.Blobs == nil {
@@ -33,7 +35,7 @@ func (s *Store) fetchOnce(ctx context.Context, d layer.Digest) error {
 }
 
 func (s *Store) fetch(ctx context.Context, d layer.Digest) (layer.Info, error) {
-	raw, err := blob.ReadAll(ctx, s.opts.Blobs, manifestKey(d), layer.MaxManifest)
+	raw, err := blob.ReadAll(ctx, s.opts.Blobs, layer.ManifestKey(d), layer.MaxManifest)
 	if err != nil {
 		return layer.Info{}, err
 	}
@@ -54,17 +56,17 @@ func (s *Store) fetch(ctx context.Context, d layer.Digest) (layer.Info, error) {
 	if err := s.fetchMeta(ctx, m, files.Meta); err != nil {
 		return layer.Info{}, err
 	}
-	var sums []byte
+	var ix layer.Index
 	if m.Data.Size > 0 {
-		if sums, err = s.fetchData(ctx, m, files.Data); err != nil {
+		if ix, err = s.fetchData(ctx, dir, m); err != nil {
 			return layer.Info{}, err
 		}
 	}
-	return s.finish(dir, m, sums, about{})
+	return s.finish(dir, m, ix, about{})
 }
 
 func (s *Store) fetchMeta(ctx context.Context, m layer.Manifest, to io.Writer) error {
-	r, err := s.opts.Blobs.Open(ctx, metaKey(m.Meta.Digest), 0, -1)
+	r, err := s.opts.Blobs.Open(ctx, layer.MetaKey(m.Meta.Digest), 0, -1)
 	if err != nil {
 		return err
 	}
@@ -88,122 +90,86 @@ func (s *Store) fetchMeta(ctx context.Context, m layer.Manifest, to io.Writer) e
 	return nil
 }
 
-// fetchData reads each pack that the data needs once, from the first byte that
-// is needed to the last, and returns the sums of the chunks.
-func (s *Store) fetchData(ctx context.Context, m layer.Manifest, to *os.File) ([]byte, error) {
-	raw, err := blob.ReadAll(ctx, s.opts.Blobs, indexKey(m.Data.Chunks), maxIndex(m.Data))
+// fetchData writes down where the data are, and brings them if they are few or
+// nobody would bring them on demand.
+func (s *Store) fetchData(ctx context.Context, dir string, m layer.Manifest) (layer.Index, error) {
+	raw, err := blob.ReadAll(ctx, s.opts.Blobs, layer.IndexKey(m.Data.Chunks), layer.MaxIndex)
 	if err != nil {
-		return nil, err
+		return layer.Index{}, err
 	}
 	ix, err := layer.DecodeIndex(raw, m.Data)
 	if err != nil {
-		return nil, err
+		return ix, err
 	}
-	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(layer.ChunkSize))
-	if err != nil {
-		return nil, err
+	if err := os.Truncate(filepath.Join(dir, layer.DataFile), m.Data.Size); err != nil {
+		return ix, err
 	}
-	defer z.Close()
-	u := unpacker{z: z, to: to, size: m.Data.Size, zero: make([]byte, layer.ChunkSize)}
-	for i, c := range ix.Chunks {
-		if c.Length == 0 {
-			if err := u.hole(i, c); err != nil {
-				return nil, err
-			}
-		}
+	if err := layer.CreatePresence(filepath.Join(dir, layer.PresentFile), len(ix.Chunks)); err != nil {
+		return ix, err
 	}
-	for p, name := range ix.Packs {
-		if err := s.fetchPack(ctx, name, uint32(p), ix.Chunks, &u); err != nil {
-			return nil, err
-		}
+	if s.opts.OnDemand && m.Data.Size > s.opts.Small {
+		return ix, os.WriteFile(filepath.Join(dir, layer.IndexFile), raw, 0o600)
 	}
-	return ix.Sums(), to.Truncate(m.Data.Size)
+	if err := s.fill(ctx, dir, m, ix); err != nil {
+		return ix, err
+	}
+	return ix, os.Remove(filepath.Join(dir, layer.PresentFile))
 }
 
-// maxIndex is the size of the largest index of that many chunks.
-func maxIndex(c layer.Chunked) int64 { return 64 + layer.MaxPacks*32 + c.Count()*64 }
-
-func (s *Store) fetchPack(ctx context.Context, name layer.Digest, pack uint32, chunks []layer.Chunk, u *unpacker) error {
-	order, from, to := inPack(chunks, pack)
-	if len(order) == 0 {
-		return nil
-	}
-	r, err := s.opts.Blobs.Open(ctx, packKey(name), int64(from), int64(to-from))
+// fill fetches all data of a layer that nobody serves.
+func (s *Store) fill(ctx context.Context, dir string, m layer.Manifest, ix layer.Index) error {
+	data, err := os.OpenFile(filepath.Join(dir, layer.DataFile), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	defer r.Close()
-	pos := from
-	var last layer.Chunk
-	var frame []byte
-	for _, i := range order {
-		c := chunks[i]
-		switch {
-		case frame != nil && c.Off == last.Off && c.Length == last.Length: // equal content is there once
-		case c.Off < pos:
-			return dsec.Errorf(dsec.Corrupt, "read pack", string(name), "chunk %d overlaps another", i)
-		default:
-			if _, err := io.CopyN(io.Discard, r, int64(c.Off-pos)); err != nil {
-				return short(name, err)
-			}
-			frame = u.frame(int(c.Length))
-			if _, err := io.ReadFull(r, frame); err != nil {
-				return short(name, err)
-			}
-			pos = c.Off + uint64(c.Length)
-		}
-		last = c
-		if err := u.chunk(i, c, frame); err != nil {
-			return err
-		}
+	f, err := os.OpenFile(filepath.Join(dir, layer.PresentFile), os.O_RDWR, 0)
+	if err != nil {
+		return errors.Join(err, data.Close())
 	}
-	return nil
-}
-
-func short(name layer.Digest, err error) error {
-	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
-		return dsec.Errorf(dsec.Corrupt, "read pack", string(name), "shorter than its index says")
+	present, err := layer.OpenPresence(f, len(ix.Chunks))
+	if err != nil {
+		return errors.Join(err, data.Close())
 	}
-	return err
-}
-
-// unpacker writes verified chunks to their places.
-type unpacker struct {
-	z     *zstd.Decoder
-	to    io.WriterAt
-	size  int64 // of the whole data
-	buf   []byte
-	plain []byte
-	zero  []byte
-}
-
-func (u *unpacker) frame(n int) []byte {
-	if cap(u.buf) < n {
-		u.buf = make([]byte, n)
+	l, err := ondemand.Open(ondemand.Parts{Digest: m.Digest(), Index: ix, Data: data, Present: present}, ondemand.Options{Blobs: s.opts.Blobs, Lanes: s.lanes})
+	if err != nil {
+		return errors.Join(err, present.Close(), data.Close())
 	}
-	return u.buf[:n]
-}
-
-func (u *unpacker) length(i int) int64 {
-	return min(layer.ChunkSize, u.size-int64(i)*layer.ChunkSize)
-}
-
-func (u *unpacker) hole(i int, c layer.Chunk) error {
-	if sha256.Sum256(u.zero[:u.length(i)]) != c.Sum {
-		return dsec.E(dsec.Corrupt, "read chunk", fmt.Sprint(i), errors.New("said to be zero and is not"))
+	if err = l.Fill(ctx); err == nil {
+		err = l.Sync()
 	}
-	return nil
+	return errors.Join(err, l.Close())
 }
 
-func (u *unpacker) chunk(i int, c layer.Chunk, frame []byte) error {
-	plain, err := u.z.DecodeAll(frame, u.plain[:0])
-	if err == nil && (int64(len(plain)) != u.length(i) || sha256.Sum256(plain) != c.Sum) {
-		err = errors.New("content has another digest")
+// Promote makes a layer whole whose data have all come: from then on it is
+// plain files. It is none yet if some have not.
+func (s *Store) Promote(d layer.Digest) error {
+	const op = "complete layer"
+	m, err := s.manifest(d)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(s.path("layers", d.Hex(), layer.PresentFile), os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
 	if err != nil {
-		return dsec.E(dsec.Corrupt, "read chunk", fmt.Sprint(i), err)
+		return diskError(op, string(d), err)
 	}
-	u.plain = plain
-	_, err = u.to.WriteAt(plain, int64(i)*layer.ChunkSize)
-	return err
+	present, err := layer.OpenPresence(f, int(m.Data.Count))
+	if err != nil {
+		return err
+	}
+	defer present.Close()
+	if !present.Complete() {
+		return dsec.Errorf(dsec.IllegalState, op, string(d), "%d of %d chunks are here", present.Count(), m.Data.Count)
+	}
+	if err := syncFile(s.path("layers", d.Hex(), layer.DataFile)); err != nil {
+		return diskError(op, string(d), err)
+	}
+	for _, name := range []string{layer.PresentFile, layer.IndexFile} {
+		if err := os.Remove(s.path("layers", d.Hex(), name)); err != nil {
+			return diskError(op, string(d), err)
+		}
+	}
+	return diskError(op, string(d), syncFile(s.path("layers", d.Hex())))
 }

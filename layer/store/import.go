@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -164,24 +163,21 @@ func closeAll(files image.Files) {
 // publishes it. Nothing the converter says about the files is believed: it may
 // have fallen to what it converted, and the kernel will mount them.
 func (s *Store) seal(dir string, files image.Files, config *image.Config, from about) (layer.Info, error) {
+	im, borders, err := inspect(files)
+	if err != nil {
+		return layer.Info{}, dsec.E(dsec.Corrupt, "check new layer", from.Source, err)
+	}
 	for _, f := range []*os.File{files.Meta, files.Data} {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return layer.Info{}, err
 		}
 	}
-	m, sums, err := layer.Describe(files.Meta, files.Data)
+	m, ix, err := layer.Describe(files.Meta, files.Data, borders)
 	if err != nil {
 		return layer.Info{}, err
 	}
-	im, err := erofs.Open(files.Meta, m.Meta.Size, files.Data)
-	if err == nil {
-		err = im.Check()
-	}
-	if err == nil && im.DataBlocks()*erofs.BlockSize != uint64(m.Data.Size) {
-		err = fmt.Errorf("%d blocks of data in a file of %d bytes", im.DataBlocks(), m.Data.Size)
-	}
-	if err != nil {
-		return layer.Info{}, dsec.E(dsec.Corrupt, "check new layer", from.Source, err)
+	if im.DataBlocks()*erofs.BlockSize != uint64(m.Data.Size) {
+		return layer.Info{}, dsec.Errorf(dsec.Corrupt, "check new layer", from.Source, "%d blocks of data in a file of %d bytes", im.DataBlocks(), m.Data.Size)
 	}
 	m.Entries = int64(im.Inodes())
 	if m.Config, err = normal(config); err != nil {
@@ -190,11 +186,27 @@ func (s *Store) seal(dir string, files image.Files, config *image.Config, from a
 	if len(m.Encode()) > layer.MaxManifest {
 		return layer.Info{}, dsec.Errorf(dsec.Invalid, "import layer", from.Source, "config of more than %d bytes", layer.MaxManifest)
 	}
-	return s.finish(dir, m, sums, from)
+	return s.finish(dir, m, ix, from)
+}
+
+// inspect checks the metadata of a new layer.
+func inspect(files image.Files) (im *erofs.Image, borders []int64, err error) {
+	st, err := files.Meta.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	if im, err = erofs.Open(files.Meta, st.Size(), files.Data); err != nil {
+		return nil, nil, err
+	}
+	if err = im.Check(); err != nil {
+		return nil, nil, err
+	}
+	borders, err = im.Borders(layer.LargeFile)
+	return im, borders, err
 }
 
 // finish puts the small files beside the two large ones and publishes the layer.
-func (s *Store) finish(dir string, m layer.Manifest, sums []byte, from about) (layer.Info, error) {
+func (s *Store) finish(dir string, m layer.Manifest, ix layer.Index, from about) (layer.Info, error) {
 	// A mapping of the file by huge pages must not end before the file.
 	size := (m.Data.Size + erofs.Align - 1) / erofs.Align * erofs.Align
 	if err := os.Truncate(filepath.Join(dir, "data"), size); err != nil {
@@ -206,7 +218,7 @@ func (s *Store) finish(dir string, m layer.Manifest, sums []byte, from about) (l
 	if err != nil {
 		return layer.Info{}, err
 	}
-	for name, b := range map[string][]byte{"manifest": m.Encode(), "chunks": sums, "info": about} {
+	for name, b := range map[string][]byte{"manifest": m.Encode(), "chunks": ix.Table(), "info": about} {
 		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
 			return layer.Info{}, err
 		}
@@ -232,8 +244,12 @@ func (a about) image(c *image.Config) bool {
 // publish syncs a finished layer and moves it to its place, where an equal one
 // may already be.
 func (s *Store) publish(dir string, info layer.Info) error {
-	for _, name := range []string{"manifest", "meta", "data", "chunks", "info"} {
-		if err := syncFile(filepath.Join(dir, name)); err != nil {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if err := syncFile(filepath.Join(dir, f.Name())); err != nil {
 			return err
 		}
 	}
@@ -242,7 +258,7 @@ func (s *Store) publish(dir string, info layer.Info) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err := os.Rename(dir, s.path("layers", info.Digest.Hex()))
+	err = os.Rename(dir, s.path("layers", info.Digest.Hex()))
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) {
 		return errors.Join(s.touch(info.Digest), s.noteImageLocked(info)) // the same bytes: new again
 	}

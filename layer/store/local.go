@@ -2,9 +2,9 @@ package store
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -159,14 +160,33 @@ func (s *Store) Verify(ctx context.Context, ref dsec.LayerRef) error {
 		return diskError("verify layer", string(d), err)
 	}
 	defer data.Close()
-	got, _, err := layer.Describe(ctxReader{ctx, meta}, ctxReader{ctx, io.LimitReader(data, want.Data.Size)})
-	if err != nil {
-		return diskError("verify layer", string(d), err)
-	}
-	if got.Meta != want.Meta || got.Data != want.Data {
-		return dsec.E(dsec.Corrupt, "verify layer", string(d), fmt.Errorf("files do not have the digests of the manifest"))
+	if err := s.verifyFiles(ctx, d, want, meta, data); err != nil {
+		return dsec.E(fault.Class(err, dsec.Corrupt), "verify layer", string(d), err)
 	}
 	return nil
+}
+
+func (s *Store) verifyFiles(ctx context.Context, d layer.Digest, want layer.Manifest, meta, data io.Reader) error {
+	h := sha256.New()
+	n, err := io.Copy(h, ctxReader{ctx, meta})
+	if err != nil {
+		return err
+	}
+	if n != want.Meta.Size || layer.FromSum(h.Sum(nil)) != want.Meta.Digest {
+		return errors.New("metadata: content has another digest")
+	}
+	if want.Data.Size == 0 {
+		return nil
+	}
+	table, err := os.ReadFile(s.path("layers", d.Hex(), "chunks"))
+	if err != nil {
+		return err
+	}
+	ix, err := layer.DecodeTable(table, want.Data)
+	if err != nil {
+		return err
+	}
+	return ix.Verify(ctxReader{ctx, data})
 }
 
 // ctxReader ends when a context does.

@@ -3,7 +3,8 @@
 //
 // # On disk
 //
-//	layers/<hex>/{manifest,meta,data,chunks,info}  one whole, verified layer each
+//	layers/<hex>/{manifest,meta,data,chunks,info}  one verified layer each; with index and
+//	                present as long as its data are not whole
 //	tags/<tag>      a digest; in a second line the project the tag belongs to, if to any
 //	leases/<name>   the refs and digests that a lease keeps, as JSON
 //	tmp/            work in progress; emptied at Open
@@ -39,6 +40,7 @@ import (
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/ondemand"
 )
 
 // Converter makes layers: image.Convert, or the worker process that calls it.
@@ -50,6 +52,11 @@ type Options struct {
 	Blobs   blob.Store    // nil: the layers are on this machine only; not closed by the store
 	Grace   time.Duration // how long garbage collection spares a new layer; default 1 h
 	Log     *slog.Logger
+
+	// OnDemand says that somebody brings the data of layers as they are read:
+	// those of more bytes than Small (default 8 MiB) are then not waited for.
+	OnDemand bool
+	Small    int64
 }
 
 // Store implements layer.Store, for everybody or, made by For, for a project.
@@ -63,6 +70,8 @@ type shared struct {
 	dir  string
 	opts Options
 	lock *os.File
+
+	lanes *ondemand.Lanes // of the fetches of this process
 
 	mu     sync.Mutex
 	leases map[string]lease
@@ -88,6 +97,9 @@ func Open(dir string, opts Options) (*Store, error) {
 	if opts.Grace == 0 {
 		opts.Grace = time.Hour
 	}
+	if opts.Small == 0 {
+		opts.Small = 8 << 20
+	}
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
@@ -104,7 +116,7 @@ func Open(dir string, opts Options) (*Store, error) {
 		lock.Close()
 		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
 	}
-	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, leases: map[string]lease{}, jobs: map[string]*job{},
+	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, lanes: ondemand.NewLanes(0), leases: map[string]lease{}, jobs: map[string]*job{},
 		known: map[layer.Digest]layer.Local{}}}
 	if err := errors.Join(s.sweep(), s.loadLeases()); err != nil {
 		lock.Close()
@@ -134,8 +146,11 @@ func (s *Store) path(parts ...string) string {
 	return filepath.Join(append([]string{s.dir}, parts...)...)
 }
 
-// diskError classes an error of the local file system.
+// diskError classes an error of the local file system; nil stays nil.
 func diskError(op, object string, err error) error {
+	if err == nil {
+		return nil
+	}
 	if e, ok := errors.AsType[*dsec.Error](err); ok {
 		return e
 	}

@@ -1,0 +1,231 @@
+package ondemand
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/layer"
+)
+
+// How chunks are asked for.
+const (
+	mostRun = 4 << 20  // compressed bytes of one request
+	mostGap = 64 << 10 // bytes between two wanted chunks that are cheaper read than asked around
+	maxView = 16 << 20 // plain bytes that a forward reader is run ahead of
+)
+
+// run is one request: chunks of one pack in the order of their places.
+type run struct {
+	pack   uint32
+	chunks []int
+	from   uint64 // in the pack
+	to     uint64
+}
+
+// take returns the flights of the chunks that are not here, having begun those
+// that nobody began. A demand also begins what its reader will want next.
+func (l *Layer) take(from, to int, demand bool) []*flight {
+	l.mu.Lock()
+	var wait []*flight
+	var mine, more []int
+	begin := func(i int) *flight {
+		f := &flight{landed: make(chan struct{})}
+		l.flights[i] = f
+		return f
+	}
+	for i := from; i < to; i++ {
+		if l.parts.Present.Has(i) {
+			continue
+		}
+		f := l.flights[i]
+		if f == nil {
+			if l.closed {
+				f = &flight{landed: make(chan struct{}), err: context.Canceled}
+				close(f.landed)
+			} else {
+				f = begin(i)
+				mine = append(mine, i)
+			}
+		}
+		wait = append(wait, f)
+	}
+	if demand && !l.closed {
+		for i := range l.ahead.next(from, to, l.offs) {
+			if !l.parts.Present.Has(i) && l.flights[i] == nil {
+				begin(i)
+				more = append(more, i)
+			}
+		}
+	}
+	l.launch(mine, demand)
+	l.launch(more, false)
+	l.mu.Unlock()
+	return wait
+}
+
+// follow runs ahead of a reader that found all it asked for.
+func (l *Layer) follow(from, to int) {
+	if l.Complete() {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	var more []int
+	for i := range l.ahead.next(from, to, l.offs) {
+		if !l.parts.Present.Has(i) && l.flights[i] == nil {
+			l.flights[i] = &flight{landed: make(chan struct{})}
+			more = append(more, i)
+		}
+	}
+	l.launch(more, false)
+}
+
+// launch starts the requests for chunks whose flights were begun; under mu.
+func (l *Layer) launch(chunks []int, demand bool) {
+	for _, r := range plan(l.parts.Index, chunks) {
+		l.work.Add(1)
+		go func() {
+			defer l.work.Done()
+			ctx, cancel := context.WithTimeout(l.life, l.opts.Deadline)
+			defer cancel()
+			l.crash(r.chunks, l.fly(ctx, r, demand)) // those that landed are not told
+		}()
+	}
+}
+
+// plan groups chunks into requests.
+func plan(ix layer.Index, chunks []int) []run {
+	place := func(i int) layer.Chunk { return ix.Chunks[i] }
+	slices.SortFunc(chunks, func(a, b int) int {
+		x, y := place(a), place(b)
+		return cmp.Or(cmp.Compare(x.Pack, y.Pack), cmp.Compare(x.Off, y.Off), cmp.Compare(a, b))
+	})
+	var runs []run
+	var holes []int
+	for _, i := range chunks {
+		c := place(i)
+		if c.Length == 0 {
+			holes = append(holes, i)
+			continue
+		}
+		end := c.Off + uint64(c.Length)
+		if n := len(runs) - 1; n >= 0 {
+			r := &runs[n]
+			if r.pack == c.Pack && c.Off <= r.to+mostGap && max(end, r.to)-r.from <= mostRun {
+				r.chunks, r.to = append(r.chunks, i), max(end, r.to)
+				continue
+			}
+		}
+		runs = append(runs, run{pack: c.Pack, chunks: []int{i}, from: c.Off, to: end})
+	}
+	if len(holes) > 0 {
+		runs = append(runs, run{chunks: holes})
+	}
+	return runs
+}
+
+// fly makes one request and lands its chunks.
+func (l *Layer) fly(ctx context.Context, r run, demand bool) error {
+	if r.to == r.from {
+		return l.zeros(r.chunks)
+	}
+	leave, err := l.opts.Lanes.enter(ctx, demand)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	name := l.parts.Index.Packs[r.pack]
+	l.mu.Lock()
+	l.stats.Requests++
+	l.mu.Unlock()
+	body, err := l.opts.Blobs.Open(ctx, layer.PackKey(name), int64(r.from), int64(r.to-r.from))
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	in := counted{r: body}
+	err = l.landAll(r, &in)
+	l.mu.Lock()
+	l.stats.Fetched += in.n
+	l.mu.Unlock()
+	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = dsec.Errorf(dsec.Corrupt, "read pack", string(name), "shorter than its index says")
+	}
+	return err
+}
+
+// counted counts what is read.
+type counted struct {
+	r io.Reader
+	n int64
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// landAll reads the chunks of a request in the order of their places.
+func (l *Layer) landAll(r run, in io.Reader) error {
+	b := buffers.Get().(*buffer)
+	defer buffers.Put(b)
+	pos, last := r.from, layer.Chunk{}
+	for _, i := range r.chunks {
+		c := &l.parts.Index.Chunks[i]
+		switch {
+		case b.frame != nil && last.Length > 0 && c.Off == last.Off && c.Length == last.Length: // equal content is there once
+		case c.Off < pos:
+			return dsec.Errorf(dsec.Corrupt, "read pack", string(l.parts.Index.Packs[r.pack]), "chunk %d overlaps another", i)
+		default:
+			if _, err := io.CopyN(io.Discard, in, int64(c.Off-pos)); err != nil {
+				return err
+			}
+			b.frame = slices.Grow(b.frame[:0], int(c.Length))[:c.Length]
+			if _, err := io.ReadFull(in, b.frame); err != nil {
+				return err
+			}
+			pos = c.Off + uint64(c.Length)
+		}
+		last = *c
+		plain, err := unpack(c, b.frame, b.plain)
+		if err != nil {
+			return dsec.E(dsec.Corrupt, "read chunk", fmt.Sprintf("%d of %s", i, l.parts.Digest), err)
+		}
+		b.plain = plain
+		if err := l.land(i, plain); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// zeros lands chunks that are holes: in the file they are already.
+func (l *Layer) zeros(chunks []int) error {
+	for _, i := range chunks {
+		c := &l.parts.Index.Chunks[i]
+		if sha256.Sum256(nothing[:c.Size]) != c.Sum {
+			return dsec.Errorf(dsec.Corrupt, "read chunk", fmt.Sprintf("%d of %s", i, l.parts.Digest), "said to be zero and is not")
+		}
+		l.arrived(i)
+	}
+	return nil
+}
+
+var nothing = bytes.Repeat([]byte{0}, layer.MaxChunk)
+
+// buffer is what one request needs.
+type buffer struct{ frame, plain []byte }
+
+var buffers = sync.Pool{New: func() any { return &buffer{} }}

@@ -1,0 +1,100 @@
+package ondemand
+
+import (
+	"context"
+	"iter"
+	"sort"
+)
+
+// Lanes bound how many requests are made at once. Readers that wait use all of
+// them, what is fetched ahead of readers only some, so that it never stands
+// before them.
+type Lanes struct {
+	all   chan struct{}
+	ahead chan struct{}
+}
+
+// NewLanes makes n lanes; 0: 32.
+func NewLanes(n int) *Lanes {
+	if n <= 0 {
+		n = 32
+	}
+	return &Lanes{all: make(chan struct{}, n), ahead: make(chan struct{}, max(1, n/2))}
+}
+
+func (l *Lanes) enter(ctx context.Context, demand bool) (leave func(), err error) {
+	if !demand {
+		select {
+		case l.ahead <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	select {
+	case l.all <- struct{}{}:
+	case <-ctx.Done():
+		if !demand {
+			<-l.ahead
+		}
+		return nil, ctx.Err()
+	}
+	return func() {
+		<-l.all
+		if !demand {
+			<-l.ahead
+		}
+	}, nil
+}
+
+// readahead sees whether reads go forward. Each that begins where the last one
+// of a stream ended, or in the chunk of it, doubles how far it is run ahead of.
+type readahead struct {
+	streams [8]stream
+	turn    int
+}
+
+type stream struct {
+	end    int // chunk behind the last read
+	window int64
+	done   int // chunk up to which it was run ahead of
+}
+
+// next are the chunks to fetch behind a read of [from, to).
+func (r *readahead) next(from, to int, offs []int64) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		if from >= to {
+			return
+		}
+		s := r.find(from, to)
+		if s == nil {
+			r.streams[r.turn] = stream{end: to, done: to}
+			r.turn = (r.turn + 1) % len(r.streams)
+			return
+		}
+		if s.window == 0 && to > s.end {
+			s.window = 512 << 10
+		} else if to > s.end {
+			s.window = min(2*s.window, maxView)
+		}
+		s.end = max(s.end, to)
+		begin := max(to, s.done)
+		limit := sort.Search(len(offs)-1, func(i int) bool { return offs[i] >= offs[to]+s.window })
+		for i := begin; i < limit; i++ {
+			if !yield(i) {
+				return
+			}
+		}
+		s.done = max(s.done, limit)
+	}
+}
+
+// find is the stream that a read goes on with.
+func (r *readahead) find(from, to int) *stream {
+	for i := range r.streams {
+		s := &r.streams[i]
+		if s.end > 0 && (from == s.end || from == s.end-1 && to >= s.end) {
+			return s
+		}
+	}
+	return nil
+}

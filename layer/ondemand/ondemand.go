@@ -1,0 +1,290 @@
+// Package ondemand brings the data of a layer to this machine as it is read.
+//
+// A Layer is a sparse local file, a note of which chunks of it are here, and
+// the place they come from. Ensure returns when the bytes of a range are in the
+// file: each chunk was fetched from the blob store, compared with its digest,
+// and only then written and noted. What others read of the file before Ensure
+// has returned for it is a hole, so nobody may: a mechanism (fuse, precontent)
+// stands between the kernel and the file and asks first.
+//
+// # Promises
+//
+// A chunk that several ask for is fetched once. Chunks that lie together in a
+// pack come in one request; a reader that goes forward is run ahead of, farther
+// the longer it does. A failure has the class the store gave it (Unavailable,
+// PermissionDenied, NotFound, Corrupt, NoSpace) and is told to those who wait
+// for that chunk, at the latest after the deadline; the next who asks tries
+// again. Nothing here reads, maps or executes what it serves.
+//
+// All methods may be called concurrently.
+package ondemand
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/layer"
+)
+
+// Parts of an incomplete layer. The Layer owns the files.
+type Parts struct {
+	Digest  layer.Digest
+	Index   layer.Index
+	Data    *os.File // of the plain size or longer, open for reading and writing
+	Present *layer.Presence
+}
+
+// Options of a Layer; zero values are the defaults.
+type Options struct {
+	Blobs    blob.Store
+	Lanes    *Lanes        // shared by all layers of a machine; nil: own ones
+	Deadline time.Duration // of a fetch, its tries included; default 30 s
+	Window   time.Duration // how long after the first read the trace is written; default 2 min
+}
+
+// Layer is a layer whose data are coming.
+type Layer struct {
+	parts Parts
+	opts  Options
+	offs  []int64
+
+	life context.Context // ends fetches
+	end  context.CancelFunc
+	work sync.WaitGroup
+
+	trace trace
+
+	mu      sync.Mutex
+	flights map[int]*flight
+	ahead   readahead
+	stats   Stats
+	closed  bool
+}
+
+// flight is a chunk on its way.
+type flight struct {
+	landed chan struct{} // closed when err is set
+	err    error
+}
+
+// Stats count since the Layer was opened.
+type Stats struct {
+	Requests int64         // to the blob store
+	Fetched  int64         // bytes of them, compressed
+	Plain    int64         // bytes of chunks that they brought
+	Stalls   int64         // calls of Ensure that had to wait
+	Stalled  time.Duration // their waits, added
+	Failures int64         // calls of Ensure that failed
+	Last     error         // of the last failure
+}
+
+// Open begins to serve a layer.
+func Open(p Parts, o Options) (*Layer, error) {
+	if o.Deadline == 0 {
+		o.Deadline = 30 * time.Second
+	}
+	if o.Window == 0 {
+		o.Window = 2 * time.Minute
+	}
+	if o.Lanes == nil {
+		o.Lanes = NewLanes(0)
+	}
+	if o.Blobs == nil {
+		return nil, dsec.Errorf(dsec.Invalid, "open layer", string(p.Digest), "no store to fetch from")
+	}
+	l := &Layer{parts: p, opts: o, offs: p.Index.Offsets(), flights: map[int]*flight{}}
+	l.life, l.end = context.WithCancel(context.Background())
+	l.trace.begin(o.Window)
+	return l, nil
+}
+
+// Digest of the layer.
+func (l *Layer) Digest() layer.Digest { return l.parts.Digest }
+
+// Size is the number of plain bytes.
+func (l *Layer) Size() int64 { return l.offs[len(l.offs)-1] }
+
+// Complete says whether all is here.
+func (l *Layer) Complete() bool { return l.parts.Present.Complete() }
+
+// Here is the number of chunks that are here, and of all.
+func (l *Layer) Here() (chunks, of int) { return l.parts.Present.Count(), len(l.parts.Index.Chunks) }
+
+// Stats returns the counts so far.
+func (l *Layer) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.stats
+}
+
+// Ensure returns when all bytes of the range that are before the end are in
+// the file.
+func (l *Layer) Ensure(ctx context.Context, off, n int64) error {
+	from, to := layer.Span(l.offs, off, n)
+	l.trace.note(off, min(n, l.Size()-off))
+	if l.here(from, to) {
+		l.follow(from, to)
+		return nil
+	}
+	begun := time.Now()
+	// A little longer than the fetch, whose error says more.
+	ctx, cancel := context.WithTimeout(ctx, l.opts.Deadline+time.Second)
+	defer cancel()
+	err := l.await(ctx, l.take(from, to, true))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.Stalls++
+	l.stats.Stalled += time.Since(begun)
+	if err != nil {
+		err = dsec.E(dsec.ClassOf(err), "read layer", string(l.parts.Digest), err)
+		l.stats.Failures++
+		l.stats.Last = err
+	}
+	return err
+}
+
+// ReadAt reads verified bytes.
+func (l *Layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	n := min(int64(len(p)), l.Size()-off)
+	if n <= 0 {
+		return 0, nil
+	}
+	if err := l.Ensure(ctx, off, n); err != nil {
+		return 0, err
+	}
+	return l.parts.Data.ReadAt(p[:n], off)
+}
+
+func (l *Layer) here(from, to int) bool {
+	for i := from; i < to; i++ {
+		if !l.parts.Present.Has(i) {
+			return false
+		}
+	}
+	return true
+}
+
+func (l *Layer) await(ctx context.Context, flights []*flight) error {
+	for _, f := range flights {
+		select {
+		case <-f.landed:
+			if f.err != nil {
+				return f.err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// Fill fetches what is missing of all, in the order of the data.
+func (l *Layer) Fill(ctx context.Context) error {
+	return l.Prefetch(ctx, []Range{{Off: 0, Len: l.Size()}})
+}
+
+// Prefetch fetches the ranges in their order, behind whatever readers wait for.
+func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
+	const atOnce = 64 // chunks asked for and not here yet
+	var under []*flight
+	for _, r := range ranges {
+		from, to := layer.Span(l.offs, r.Off, r.Len)
+		for from < to {
+			next := min(to, from+atOnce/2)
+			under = append(under, l.take(from, next, false)...)
+			from = next
+			if len(under) < atOnce {
+				continue
+			}
+			if err := l.await(ctx, under[:len(under)-atOnce/2]); err != nil {
+				return dsec.E(dsec.ClassOf(err), "prefetch layer", string(l.parts.Digest), err)
+			}
+			under = under[len(under)-atOnce/2:]
+		}
+	}
+	if err := l.await(ctx, under); err != nil {
+		return dsec.E(dsec.ClassOf(err), "prefetch layer", string(l.parts.Digest), err)
+	}
+	return nil
+}
+
+// Sync makes durable what is here.
+func (l *Layer) Sync() error {
+	if err := l.parts.Present.Sync(l.parts.Data); err != nil {
+		return dsec.E(dsec.Internal, "sync layer", string(l.parts.Digest), err)
+	}
+	return nil
+}
+
+// Close ends what is being fetched and lets go of the files.
+func (l *Layer) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.end()
+	l.work.Wait()
+	err := l.parts.Present.Close()
+	if e := l.parts.Data.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// land writes a chunk that came and tells who waits.
+func (l *Layer) land(i int, plain []byte) error {
+	if _, err := l.parts.Data.WriteAt(plain, l.offs[i]); err != nil {
+		return err
+	}
+	l.arrived(i)
+	return nil
+}
+
+func (l *Layer) arrived(i int) {
+	l.parts.Present.Set(i)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.Plain += int64(l.parts.Index.Chunks[i].Size)
+	if f := l.flights[i]; f != nil {
+		delete(l.flights, i)
+		close(f.landed)
+	}
+}
+
+// crash tells who waits for chunks of a run that they do not come.
+func (l *Layer) crash(chunks []int, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, i := range chunks {
+		if f := l.flights[i]; f != nil {
+			f.err = err
+			delete(l.flights, i)
+			close(f.landed)
+		}
+	}
+}
+
+// decoders are shared: each holds buffers of the size of a chunk.
+var decoder = sync.OnceValues(func() (*zstd.Decoder, error) {
+	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxMemory(layer.MaxChunk))
+})
+
+// unpack returns the plain bytes of a chunk, verified, in buf if they fit.
+func unpack(c *layer.Chunk, frame, buf []byte) ([]byte, error) {
+	z, err := decoder()
+	if err != nil {
+		return nil, err
+	}
+	plain, err := z.DecodeAll(frame, buf[:0])
+	if err == nil && (len(plain) != int(c.Size) || sha256.Sum256(plain) != c.Sum) {
+		err = fmt.Errorf("content has another digest")
+	}
+	return plain, err
+}
