@@ -7,27 +7,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec/internal/linux"
-	"github.com/opendsec/dsec/layer"
 )
 
-// mountErofs mounts a layer detached: from its files where the kernel can
-// (6.12), else through loop devices that vanish with the mount.
-func mountErofs(l layer.Local, forceLoop bool) (*os.File, error) {
+// mountErofs mounts metadata and data detached: from the files where the kernel
+// can (6.12), else through loop devices that vanish with the mount.
+func mountErofs(metaPath, dataPath string, forceLoop bool) (*os.File, error) {
 	if !forceLoop {
-		m, err := erofsFrom(l.Meta, l.Data)
+		m, err := erofsFrom(metaPath, dataPath)
 		if !errors.Is(err, unix.ENOTBLK) {
 			return m, err
 		}
 	}
-	meta, err := loopOf(l.Meta)
+	meta, err := loopOf(metaPath)
 	if err != nil {
 		return nil, err
 	}
 	defer meta.Close()
-	if l.Data == "" {
+	if dataPath == "" {
 		return erofsFrom(meta.Name(), "")
 	}
-	data, err := loopOf(l.Data)
+	data, err := loopOf(dataPath)
 	if err != nil {
 		return nil, err
 	}
@@ -35,11 +34,14 @@ func mountErofs(l layer.Local, forceLoop bool) (*os.File, error) {
 	return erofsFrom(meta.Name(), data.Name())
 }
 
+// loopOf opens without the runtime, which would wait for events of a file that
+// somebody else has to answer for.
 func loopOf(path string) (*os.File, error) {
-	f, err := os.Open(path)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
+	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
 	return linux.Loop(f)
 }

@@ -25,9 +25,11 @@ const keptPrefix = "layer/"
 // Options of Open.
 type Options struct {
 	Keeper Keeper
-	Plan   Plan          // nil: the one this kernel supports, found by trying; Close ends it
-	Linger time.Duration // how long a layer without users stays mounted; 0: 1 minute
-	Log    *slog.Logger  // nil: the default one
+	// Devices of layers that are not whole; nil: those cannot be used.
+	Devices Devices
+	Plan    Plan          // nil: the one this kernel supports, found by trying; Close ends it
+	Linger  time.Duration // how long a layer without users stays mounted; 0: 1 minute
+	Log     *slog.Logger  // nil: the default one
 
 	forceLoop bool // mount layers as on kernels before 6.12
 }
@@ -42,18 +44,32 @@ type Mounts struct {
 	done chan struct{}
 
 	mu     sync.Mutex
-	mounts map[layer.Digest]*mounted
+	mounts map[layer.Digest]*mounted // what new users get
+	old    map[*mounted]struct{}     // used still, but not by anybody new
+	serial int
 	users  map[string][]*mounted // what each name uses
 }
 
 // mounted is one layer mount. Making it is single-flight: ready is closed when
 // file or err is set.
 type mounted struct {
-	ready chan struct{}
-	file  *os.File
-	err   error
-	users int       // under Mounts.mu
-	idle  time.Time // when users became 0
+	digest layer.Digest
+	name   string // in the Keeper
+	ready  chan struct{}
+	file   *os.File
+	err    error
+	demand bool      // its data come on demand; known when it is ready
+	users  int       // under Mounts.mu
+	idle   time.Time // when users became 0
+}
+
+// name in the Keeper of a mount whose data come on demand. There may be several
+// of one layer: who has one keeps it when the layer has become whole.
+const demandMark = "~"
+
+func digestOf(name string) (d layer.Digest, demand bool) {
+	hex, _, demand := strings.Cut(strings.TrimPrefix(name, keptPrefix), demandMark)
+	return layer.Digest(hex), demand
 }
 
 // Open finds what an earlier process left in the Keeper; mounts whose users
@@ -73,7 +89,7 @@ func Open(ctx context.Context, o Options) (*Mounts, error) {
 		}
 	}
 	m := &Mounts{plan: plan, keeper: o.Keeper, opts: o, stop: make(chan struct{}), done: make(chan struct{}),
-		mounts: map[layer.Digest]*mounted{}, users: map[string][]*mounted{}}
+		mounts: map[layer.Digest]*mounted{}, old: map[*mounted]struct{}{}, users: map[string][]*mounted{}}
 	if err := m.adopt(ctx); err != nil {
 		return nil, errors.Join(err, plan.Close())
 	}
@@ -103,10 +119,19 @@ func (m *Mounts) adopt(ctx context.Context) error {
 			continue
 		}
 		c.Close()
-		e := &mounted{ready: make(chan struct{}), file: f, idle: time.Now()}
+		d, demand := digestOf(name)
+		e := &mounted{digest: d, name: name, ready: make(chan struct{}), file: f, demand: demand, idle: time.Now()}
 		close(e.ready)
-		m.mounts[layer.Digest(strings.TrimPrefix(name, keptPrefix))] = e
+		if was := m.mounts[d]; was != nil {
+			if demand { // names are in order: the one without the mark came before
+				m.old[e] = struct{}{}
+				continue
+			}
+			m.old[was] = struct{}{}
+		}
+		m.mounts[d] = e
 	}
+	m.serial = int(time.Now().UnixNano()) // no name is used twice
 	return nil
 }
 
@@ -124,8 +149,12 @@ func (m *Mounts) Use(ctx context.Context, user string, layers []layer.Local) err
 	entries := make([]*mounted, len(layers))
 	for i, l := range layers {
 		e := m.mounts[l.Digest]
+		if e != nil && e.outdated(l) {
+			m.old[e], e = struct{}{}, nil
+		}
 		if e == nil {
-			e = &mounted{ready: make(chan struct{})}
+			m.serial++
+			e = &mounted{digest: l.Digest, name: fmt.Sprintf("%s%s%s%x", keptPrefix, l.Digest, demandMark, m.serial), ready: make(chan struct{})}
 			m.mounts[l.Digest] = e
 			go m.mount(context.WithoutCancel(ctx), e, l)
 		}
@@ -149,15 +178,29 @@ func (m *Mounts) Use(ctx context.Context, user string, layers []layer.Local) err
 	return nil
 }
 
+// outdated says that the layer has become whole since it was mounted: who comes
+// now reads plain files.
+func (e *mounted) outdated(l layer.Local) bool {
+	select {
+	case <-e.ready:
+	default:
+		return false
+	}
+	if !e.demand {
+		return false
+	}
+	whole, err := l.Whole()
+	return err == nil && whole
+}
+
 // mount fills e; the mount exists before it can be seen in the Keeper.
 func (m *Mounts) mount(ctx context.Context, e *mounted, l layer.Local) {
 	defer close(e.ready)
-	name := keptPrefix + string(l.Digest)
-	f, err := mountErofs(l, m.opts.forceLoop)
+	f, err := m.mountLayer(ctx, e, l)
 	if err == nil {
-		if err = m.plan.Admit(name, f); err == nil {
-			if err = m.keeper.Put(ctx, name, f); err != nil {
-				err = errors.Join(err, m.plan.Retire(name))
+		if err = m.plan.Admit(e.name, f); err == nil {
+			if err = m.keeper.Put(ctx, e.name, f); err != nil {
+				err = errors.Join(err, m.plan.Retire(e.name))
 			}
 		}
 	}
@@ -176,7 +219,31 @@ func (m *Mounts) mount(ctx context.Context, e *mounted, l layer.Local) {
 	m.mu.Unlock()
 }
 
+// mountLayer mounts what the data are read from now.
+func (m *Mounts) mountLayer(ctx context.Context, e *mounted, l layer.Local) (*os.File, error) {
+	d := Device{Path: l.Data}
+	var err error
+	if m.opts.Devices != nil {
+		d, err = m.opts.Devices.Device(ctx, l)
+	} else if whole, werr := l.Whole(); werr != nil || !whole {
+		err = errors.Join(werr, dsec.Errorf(dsec.Unsupported, "read layer", string(l.Digest), "its data are not all here, and nobody brings them"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	if d.Mount != nil {
+		defer d.Mount.Close()
+	}
+	if e.demand = d.Kind != ""; !e.demand {
+		e.name = keptPrefix + string(l.Digest)
+	}
+	return mountErofs(l.Meta, d.Path, m.opts.forceLoop)
+}
+
 func classOfMount(err error) dsec.Class {
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
+		return e.Class
+	}
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EOPNOTSUPP):
 		return dsec.Corrupt
@@ -213,9 +280,13 @@ func (m *Mounts) Users(d layer.Digest) (users int, isMounted bool) {
 func (m *Mounts) Stack(r Root) (*os.File, error) {
 	o := Overlay{UserNS: r.UserNS, Dir: r.Dir, Lowers: make([]*os.File, len(r.Layers))}
 	m.mu.Lock()
+	used := m.users[r.User]
 	for i, d := range r.Layers {
-		e := m.mounts[d]
-		if e == nil || e.users == 0 || e.file == nil {
+		var e *mounted
+		if j := slices.IndexFunc(used, func(e *mounted) bool { return e.digest == d }); j >= 0 {
+			e = used[j]
+		}
+		if e == nil || e.file == nil {
 			m.mu.Unlock()
 			return nil, dsec.Errorf(dsec.Internal, "stack root on layer", string(d), "not in use")
 		}
@@ -288,23 +359,36 @@ func (m *Mounts) Evict(ctx context.Context, unused time.Duration) error {
 	defer m.mu.Unlock()
 	var errs []error
 	for d, e := range m.mounts {
-		select {
-		case <-e.ready:
-		default:
-			continue
+		if gone, err := m.evictLocked(ctx, e, unused); gone {
+			delete(m.mounts, d)
+			errs = append(errs, err)
 		}
-		if e.users > 0 || time.Since(e.idle) < unused || e.file == nil {
-			continue
-		}
-		// Under the lock, so that a Use of the same layer finds it either whole or gone.
-		name := keptPrefix + string(d)
-		e.file.Close()
-		delete(m.mounts, d)
-		if err := errors.Join(m.plan.Retire(name), m.keeper.Drop(ctx, name)); err != nil {
-			errs = append(errs, fmt.Errorf("unmount layer %s: %w", d, err))
+	}
+	for e := range m.old {
+		if gone, err := m.evictLocked(ctx, e, unused); gone {
+			delete(m.old, e)
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// evictLocked unmounts under the lock, so that a Use of the same layer finds it
+// either whole or gone.
+func (m *Mounts) evictLocked(ctx context.Context, e *mounted, unused time.Duration) (gone bool, err error) {
+	select {
+	case <-e.ready:
+	default:
+		return false, nil
+	}
+	if e.users > 0 || time.Since(e.idle) < unused || e.file == nil {
+		return false, nil
+	}
+	e.file.Close()
+	if err := errors.Join(m.plan.Retire(e.name), m.keeper.Drop(ctx, e.name)); err != nil {
+		return true, fmt.Errorf("unmount layer %s: %w", e.digest, err)
+	}
+	return true, nil
 }
 
 // sweep evicts until Close.
@@ -331,7 +415,7 @@ func (m *Mounts) Close() error {
 	close(m.stop)
 	<-m.done
 	m.mu.Lock()
-	entries := slices.Collect(maps.Values(m.mounts))
+	entries := slices.AppendSeq(slices.Collect(maps.Values(m.mounts)), maps.Keys(m.old))
 	m.mu.Unlock()
 	for _, e := range entries {
 		<-e.ready

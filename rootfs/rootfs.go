@@ -41,6 +41,19 @@ type Keeper interface {
 	Names(ctx context.Context, prefix string) ([]string, error)
 }
 
+// Devices know what a layer's data are read from at this moment.
+type Devices interface {
+	// Device of a layer that is about to be mounted.
+	Device(ctx context.Context, l layer.Local) (Device, error)
+}
+
+// Device is what the data of a layer are read from.
+type Device struct {
+	Path  string   // of the file; empty if the layer has no data
+	Kind  string   // of the mechanism that brings them on demand; empty: all are there
+	Mount *os.File // what the path leads through, closed when the layer is mounted; may be nil
+}
+
 // Plan is how mounts are kept and combined. The kernel decides which one
 // works: overlayfs takes layers that are in no mount namespace since Linux
 // 6.15; before, everything it combines has to be attached in the namespace of
@@ -70,7 +83,8 @@ type Overlay struct {
 
 // Root is what Mounts.Stack builds.
 type Root struct {
-	Layers []layer.Digest // bottom first; all in use
+	User   string         // for whom; it uses the layers
+	Layers []layer.Digest // bottom first
 	UserNS *os.File       // the sandbox's
 	Dir    *os.File       // see PrepareDir
 }

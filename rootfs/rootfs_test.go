@@ -283,7 +283,7 @@ func (e *env) run(t *testing.T, dir *os.File, uid, script string, layers ...laye
 	for i, l := range layers {
 		digests[i] = l.Digest
 	}
-	root, err := e.m.Stack(Root{Layers: digests, UserNS: userns, Dir: dir})
+	root, err := e.m.Stack(Root{User: t.Name(), Layers: digests, UserNS: userns, Dir: dir})
 	if err != nil {
 		ours.Close()
 		_ = cmd.Wait()

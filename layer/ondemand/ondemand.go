@@ -62,10 +62,13 @@ type Layer struct {
 
 	trace trace
 
+	whole chan struct{} // closed when all is here
+
 	mu      sync.Mutex
 	flights map[int]*flight
 	ahead   readahead
 	stats   Stats
+	isWhole bool
 	closed  bool
 }
 
@@ -100,9 +103,12 @@ func Open(p Parts, o Options) (*Layer, error) {
 	if o.Blobs == nil {
 		return nil, dsec.Errorf(dsec.Invalid, "open layer", string(p.Digest), "no store to fetch from")
 	}
-	l := &Layer{parts: p, opts: o, offs: p.Index.Offsets(), flights: map[int]*flight{}}
+	l := &Layer{parts: p, opts: o, offs: p.Index.Offsets(), flights: map[int]*flight{}, whole: make(chan struct{})}
 	l.life, l.end = context.WithCancel(context.Background())
 	l.trace.begin(o.Window)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.noteWholeLocked()
 	return l, nil
 }
 
@@ -114,6 +120,36 @@ func (l *Layer) Size() int64 { return l.offs[len(l.offs)-1] }
 
 // Complete says whether all is here.
 func (l *Layer) Complete() bool { return l.parts.Present.Complete() }
+
+// Whole is closed when all is here.
+func (l *Layer) Whole() <-chan struct{} { return l.whole }
+
+// Closed is closed when Close is called.
+func (l *Layer) Closed() <-chan struct{} { return l.life.Done() }
+
+func (l *Layer) noteWholeLocked() {
+	if !l.isWhole && l.Complete() {
+		l.isWhole = true
+		close(l.whole)
+	}
+}
+
+// enter keeps the files open until leave; false: they are closed.
+func (l *Layer) enter() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	l.work.Add(1)
+	return true
+}
+
+func (l *Layer) leave() { l.work.Done() }
+
+func (l *Layer) gone(op string) error {
+	return dsec.E(dsec.Canceled, op, string(l.parts.Digest), os.ErrClosed)
+}
 
 // Here is the number of chunks that are here, and of all.
 func (l *Layer) Here() (chunks, of int) { return l.parts.Present.Count(), len(l.parts.Index.Chunks) }
@@ -128,6 +164,10 @@ func (l *Layer) Stats() Stats {
 // Ensure returns when all bytes of the range that are before the end are in
 // the file.
 func (l *Layer) Ensure(ctx context.Context, off, n int64) error {
+	if !l.enter() {
+		return l.gone("read layer")
+	}
+	defer l.leave()
 	from, to := layer.Span(l.offs, off, n)
 	l.trace.note(off, min(n, l.Size()-off))
 	if l.here(from, to) {
@@ -157,6 +197,10 @@ func (l *Layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if n <= 0 {
 		return 0, nil
 	}
+	if !l.enter() {
+		return 0, l.gone("read layer")
+	}
+	defer l.leave()
 	if err := l.Ensure(ctx, off, n); err != nil {
 		return 0, err
 	}
@@ -194,6 +238,10 @@ func (l *Layer) Fill(ctx context.Context) error {
 // Prefetch fetches the ranges in their order, behind whatever readers wait for.
 func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
 	const atOnce = 64 // chunks asked for and not here yet
+	if !l.enter() {
+		return l.gone("prefetch layer")
+	}
+	defer l.leave()
 	var under []*flight
 	for _, r := range ranges {
 		from, to := layer.Span(l.offs, r.Off, r.Len)
@@ -218,6 +266,10 @@ func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
 
 // Sync makes durable what is here.
 func (l *Layer) Sync() error {
+	if !l.enter() {
+		return l.gone("sync layer")
+	}
+	defer l.leave()
 	if err := l.parts.Present.Sync(l.parts.Data); err != nil {
 		return dsec.E(dsec.Internal, "sync layer", string(l.parts.Digest), err)
 	}
@@ -256,6 +308,7 @@ func (l *Layer) arrived(i int) {
 		delete(l.flights, i)
 		close(f.landed)
 	}
+	l.noteWholeLocked()
 }
 
 // crash tells who waits for chunks of a run that they do not come.

@@ -288,7 +288,7 @@ func (b *build) network(ctx context.Context) (err error) {
 }
 
 func (b *build) stack(context.Context) (err error) {
-	b.root, err = b.r.mounts.Stack(rootfs.Root{Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
+	b.root, err = b.r.mounts.Stack(rootfs.Root{User: string(b.sb.id), Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
 	return err
 }
 

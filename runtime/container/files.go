@@ -195,7 +195,7 @@ func (b *build) diskSteps(name string) []lifecycle.Step {
 			return err
 		}, Undo: func(ctx context.Context) error { return b.r.hold.RemoveSandbox(ctx, name) }},
 		{Name: "root", Do: func(context.Context) (err error) {
-			b.root, err = b.r.mounts.Stack(rootfs.Root{Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
+			b.root, err = b.r.mounts.Stack(rootfs.Root{User: name, Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
 			return err
 		}},
 		{Name: "enter", Do: func(ctx context.Context) error {

@@ -97,7 +97,7 @@ func (r *Runtime) merged(ctx context.Context, sb *sandbox, dir *os.File) (*os.Fi
 	}
 	err := rootfs.PrepareDir(dir, int(rec.UID), int(rec.UID))
 	if err == nil {
-		root, err = r.mounts.Stack(rootfs.Root{Layers: digests(rec.Request.Layers), Dir: dir})
+		root, err = r.mounts.Stack(rootfs.Root{User: user, Layers: digests(rec.Request.Layers), Dir: dir})
 	}
 	if err != nil {
 		r.mounts.Unuse(user)

@@ -1,0 +1,334 @@
+package loader
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/ondemand"
+	"github.com/opendsec/dsec/layer/ondemand/fuse"
+)
+
+// Options of a Server; zero values are the defaults.
+type Options struct {
+	Blobs    blob.Store
+	Lanes    int           // requests at one time; default 32
+	Deadline time.Duration // after which a read that cannot be served is an error; default 30 s
+	Window   time.Duration // how long the trace of a layer is written; default 2 min
+	Log      *slog.Logger
+}
+
+// Server is the loader.
+type Server struct {
+	opts  Options
+	lanes *ondemand.Lanes
+
+	ctx  context.Context
+	stop context.CancelFunc
+	work sync.WaitGroup
+
+	mu     sync.Mutex
+	agent  *conn
+	layers map[layer.Digest]*served
+}
+
+// served is a layer and what reads it.
+type served struct {
+	l        *ondemand.Layer
+	sessions map[string]struct{}
+	told     time.Time // when the last trouble was told
+}
+
+// NewServer serves nothing yet.
+func NewServer(o Options) *Server {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Window == 0 {
+		o.Window = 2 * time.Minute
+	}
+	s := &Server{opts: o, lanes: ondemand.NewLanes(o.Lanes), layers: map[layer.Digest]*served{}}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	return s
+}
+
+// Run accepts agents, one after the other, until the listener is closed. What
+// is served is served on without one. Then it ends without an answer to reads
+// that wait: who runs next finds them.
+func (s *Server) Run(l *net.UnixListener) error {
+	s.work.Go(s.watch)
+	defer func() {
+		s.stop()
+		s.work.Wait()
+	}()
+	for {
+		c, err := l.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return dsec.E(dsec.Internal, "accept agent", l.Addr().String(), err)
+		}
+		s.adopt(&conn{c: c})
+	}
+}
+
+// adopt talks to an agent, instead of the one before it.
+func (s *Server) adopt(c *conn) {
+	s.mu.Lock()
+	if s.agent != nil {
+		_ = s.agent.c.Close()
+	}
+	s.agent = c
+	s.mu.Unlock()
+	s.work.Go(func() {
+		defer c.c.Close()
+		stop := context.AfterFunc(s.ctx, func() { _ = c.c.Close() })
+		defer stop()
+		buf := make([]byte, maxFrame)
+		for {
+			f, err := c.recv(buf)
+			if err != nil {
+				if s.ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
+					s.opts.Log.Warn("connection to the agent", "err", err)
+				}
+				return
+			}
+			s.handle(c, f)
+		}
+	})
+}
+
+// handle answers a request. Only fetches take time.
+func (s *Server) handle(c *conn, f frame) {
+	answer := frame{ID: f.ID, Op: f.Op}
+	switch f.Op {
+	case opHello:
+		answer.PID, answer.Names = os.Getpid(), s.sessions()
+	case opServe:
+		answer.Error = troubleOf(s.serve(&f))
+	case opStatus:
+		answer.Layers = s.status()
+	case opFetch:
+		s.work.Go(func() {
+			answer.Error = troubleOf(s.fetch(&f))
+			f.close()
+			_ = c.send(answer)
+		})
+		return
+	case opTrace:
+		var err error
+		answer.files, err = s.trace(f.Digest)
+		answer.Error = troubleOf(err)
+	case opLet:
+		answer.Error = troubleOf(s.let(f.Digest))
+	default:
+		answer.Error = troubleOf(dsec.Errorf(dsec.Unsupported, "ask the loader", string(f.Op), "it does not know that"))
+	}
+	f.close()
+	_ = c.send(answer) // an agent that is gone asks again
+	answer.close()
+}
+
+// tell tells the agent, if there is one; the next one asks.
+func (s *Server) tell(f frame) {
+	s.mu.Lock()
+	c := s.agent
+	s.mu.Unlock()
+	if c != nil {
+		_ = c.send(f)
+	}
+}
+
+func (s *Server) sessions() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for _, x := range s.layers {
+		for name := range x.sessions {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Descriptors of a serve, in order.
+const (
+	fileData = iota
+	filePresent
+	fileIndex
+	fileDev
+	fileJournal
+	filesOfServe
+)
+
+// serve begins a session.
+func (s *Server) serve(f *frame) error {
+	if len(f.files) != filesOfServe || f.Session == "" || f.Digest == "" {
+		return dsec.Errorf(dsec.Invalid, "serve layer", string(f.Digest), "%d descriptors", len(f.files))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.layers[f.Digest]
+	if x == nil {
+		l, err := s.open(f)
+		if err != nil {
+			return err
+		}
+		x = &served{l: l, sessions: map[string]struct{}{}}
+		s.layers[f.Digest] = x
+		s.work.Go(func() { s.awaitWhole(l) })
+	}
+	if _, ok := x.sessions[f.Session]; ok {
+		return nil
+	}
+	dev, journal := f.files[fileDev], f.files[fileJournal]
+	f.files[fileDev], f.files[fileJournal] = nil, nil
+	x.sessions[f.Session] = struct{}{}
+	name, digest := f.Session, f.Digest
+	s.work.Go(func() {
+		err := fuse.Serve(s.ctx, dev, journal, reader{s, x})
+		_ = dev.Close()
+		_ = journal.Close()
+		if s.ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			s.opts.Log.Error("serve layer", "layer", digest, "err", err)
+		}
+		s.mu.Lock()
+		delete(x.sessions, name)
+		s.mu.Unlock()
+		s.tell(frame{Op: opEnded, Session: name, Digest: digest})
+	})
+	return nil
+}
+
+// open makes the engine of a layer; the descriptors it takes are nil then.
+func (s *Server) open(f *frame) (*ondemand.Layer, error) {
+	ix, err := readIndex(f.files[fileIndex], f.Table)
+	if err != nil {
+		return nil, dsec.E(dsec.Corrupt, "read chunk index", string(f.Digest), err)
+	}
+	present, err := layer.OpenPresence(f.files[filePresent], len(ix.Chunks))
+	f.files[filePresent] = nil
+	if err != nil {
+		return nil, err
+	}
+	data := f.files[fileData]
+	f.files[fileData] = nil
+	l, err := ondemand.Open(ondemand.Parts{Digest: f.Digest, Index: ix, Data: data, Present: present},
+		ondemand.Options{Blobs: s.opts.Blobs, Lanes: s.lanes, Deadline: s.opts.Deadline, Window: s.opts.Window})
+	if err != nil {
+		return nil, errors.Join(err, present.Close(), data.Close())
+	}
+	return l, nil
+}
+
+func readIndex(f *os.File, table layer.Digest) (layer.Index, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return layer.Index{}, err
+	}
+	if st.Size() > layer.MaxIndex {
+		return layer.Index{}, unix.EFBIG
+	}
+	b := make([]byte, st.Size())
+	if _, err := f.ReadAt(b, 0); err != nil {
+		return layer.Index{}, err
+	}
+	return layer.DecodeIndexOf(b, table)
+}
+
+// reader tells the agent of reads that failed.
+type reader struct {
+	s *Server
+	x *served
+}
+
+func (r reader) Size() int64 { return r.x.l.Size() }
+
+func (r reader) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	n, err := r.x.l.ReadAt(ctx, p, off)
+	if err != nil && ctx.Err() == nil {
+		r.s.trouble(r.x, err)
+	}
+	return n, err
+}
+
+const troubleEvery = time.Second
+
+func (s *Server) trouble(x *served, err error) {
+	s.mu.Lock()
+	quiet := time.Since(x.told) < troubleEvery
+	if !quiet {
+		x.told = time.Now()
+	}
+	s.mu.Unlock()
+	if !quiet {
+		s.opts.Log.Warn("a read of a layer failed", "layer", x.l.Digest(), "err", err)
+		s.tell(frame{Op: opTrouble, Digest: x.l.Digest(), Error: troubleOf(err)})
+	}
+}
+
+func (s *Server) find(op string, d layer.Digest) (*ondemand.Layer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x := s.layers[d]; x != nil {
+		return x.l, nil
+	}
+	return nil, dsec.Errorf(dsec.NotFound, op, string(d), "it is not served")
+}
+
+func (s *Server) fetch(f *frame) error {
+	l, err := s.find("fetch layer", f.Digest)
+	if err != nil {
+		return err
+	}
+	if len(f.files) == 0 {
+		return l.Fill(s.ctx)
+	}
+	ranges, err := readRanges(f.files[0])
+	if err != nil {
+		return dsec.E(dsec.Invalid, "fetch layer", string(f.Digest), err)
+	}
+	return l.Prefetch(s.ctx, ranges)
+}
+
+func (s *Server) trace(d layer.Digest) ([]*os.File, error) {
+	l, err := s.find("read trace", d)
+	if err != nil {
+		return nil, err
+	}
+	f, err := rangesFile(l.Trace())
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "read trace", string(d), err)
+	}
+	return []*os.File{f}, nil
+}
+
+// let closes a layer that nobody reads any more.
+func (s *Server) let(d layer.Digest) error {
+	s.mu.Lock()
+	x := s.layers[d]
+	if x == nil {
+		s.mu.Unlock()
+		return nil
+	}
+	if len(x.sessions) > 0 {
+		s.mu.Unlock()
+		return dsec.Errorf(dsec.IllegalState, "let go of layer", string(d), "it is being read")
+	}
+	delete(s.layers, d)
+	s.mu.Unlock()
+	return errors.Join(x.l.Sync(), x.l.Close())
+}
