@@ -105,6 +105,9 @@ func (w *draft) publish() error {
 	}
 	dir := path.Dir(w.key)
 	if err := w.d.root.MkdirAll(dir, 0o700); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			err = unix.ENOTDIR // a part of the key is a file
+		}
 		return err
 	}
 	name := w.d.replace
@@ -127,7 +130,11 @@ func (d *dir) link(f *os.File, from, to string) error {
 	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EOPNOTSUPP) {
 		return taken(err, to)
 	}
-	err = d.root.Link(from, to)
+	return d.byLink(f, from, to)
+}
+
+func (d *dir) byLink(f *os.File, from, to string) error {
+	err := d.root.Link(from, to)
 	if errors.Is(err, fs.ErrExist) && links(f) == 2 {
 		return nil // the answer to a first request was lost, and this is the one to the second
 	}

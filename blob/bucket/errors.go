@@ -112,6 +112,7 @@ var ofCode = map[string]dsec.Class{
 	"NoSuchBucket": dsec.Unavailable, // somebody else's mistake, never that of who asks for a key
 	"NoSuchUpload": dsec.Unavailable,
 	"NoSuchKey":    dsec.NotFound,
+	"NotFound":     dsec.NotFound, // of an answer without a body
 
 	"PreconditionFailed":         dsec.AlreadyExists,
 	"ConditionalRequestConflict": dsec.Unavailable,
@@ -119,6 +120,7 @@ var ofCode = map[string]dsec.Class{
 
 	"AccessDenied": dsec.PermissionDenied, "ExpiredToken": dsec.PermissionDenied, "InvalidToken": dsec.PermissionDenied,
 	"InvalidAccessKeyId": dsec.PermissionDenied, "SignatureDoesNotMatch": dsec.PermissionDenied, "AccountProblem": dsec.PermissionDenied,
+	"XAdminUserNotFound": dsec.PermissionDenied, // versitygw's, with HTTP 404
 
 	"SlowDown": dsec.Unavailable, "RequestTimeout": dsec.Unavailable, "IncompleteBody": dsec.Unavailable, "Throttling": dsec.Unavailable,
 	"ThrottlingException": dsec.Unavailable, "TooManyRequests": dsec.Unavailable, "RequestLimitExceeded": dsec.Unavailable,
@@ -138,7 +140,7 @@ func ofAnswer(err error) dsec.Class {
 	}
 	switch s := status(err); {
 	case s == http.StatusNotFound:
-		return dsec.NotFound
+		return dsec.Unavailable // of something else than a key: who answers there is no S3, or the wrong one
 	case s == http.StatusUnauthorized, s == http.StatusForbidden:
 		return dsec.PermissionDenied
 	case s == http.StatusPreconditionFailed:

@@ -15,6 +15,7 @@ import (
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/smithy-go/logging"
 	gocloud "gocloud.dev/blob"
 	"gocloud.dev/blob/s3blob"
 
@@ -108,6 +109,7 @@ func openS3(ctx context.Context, u *url.URL) (blob.Store, error) {
 // one.
 func awsConfig(ctx context.Context, q url.Values) (aws.Config, error) {
 	options := []func(*config.LoadOptions) error{
+		config.WithLogger(logging.Nop{}), // what matters is in errors
 		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }),
 		config.WithRequestChecksumCalculation(aws.RequestChecksumCalculationWhenRequired),
 		config.WithResponseChecksumValidation(aws.ResponseChecksumValidationWhenRequired),
@@ -169,19 +171,18 @@ func (o *object) Stat(ctx context.Context, key string) (blob.Info, error) {
 // sure is how long a bucket that was seen is taken to be there.
 const sure = time.Minute
 
+// bucketGone asks for a list, because the answer to that says in words what is
+// wrong, as an answer without a body does not.
 func (o *object) bucketGone(ctx context.Context, op, key string) error {
 	if time.Since(time.Unix(0, o.seen.Load())) < sure {
 		return nil
 	}
-	_, err := o.client.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: &o.name})
-	switch {
-	case err == nil || status(err) == http.StatusForbidden: // which says nothing
-		o.seen.Store(time.Now().UnixNano())
-		return nil
-	case status(err) == http.StatusNotFound:
-		return dsec.Errorf(dsec.Unavailable, op, key, "the bucket does not exist")
+	_, err := o.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &o.name, MaxKeys: aws.Int32(1)})
+	if err != nil && code(err) != "AccessDenied" { // which says nothing
+		return classify(op, key, err)
 	}
-	return classify(op, key, err)
+	o.seen.Store(time.Now().UnixNano())
+	return nil
 }
 
 // Delete is one request: S3 deletes an unknown key as readily.

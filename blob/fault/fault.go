@@ -145,13 +145,13 @@ func (s *Store) Open(ctx context.Context, key string, off, n int64) (io.ReadClos
 		return nil, err
 	}
 	if mode == Cut || mode == Stall {
-		if n < 0 {
-			i, err := s.Store.Stat(ctx, key)
-			if err != nil {
-				r.Close()
-				return nil, err
-			}
-			n = max(0, i.Size-off)
+		i, err := s.Store.Stat(ctx, key)
+		if err != nil {
+			r.Close()
+			return nil, err
+		}
+		if left := max(0, i.Size-off); n < 0 || n > left {
+			n = left
 		}
 	}
 	return &struct {
