@@ -3,6 +3,7 @@ package bucket
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/url"
 	"path"
@@ -156,8 +157,18 @@ func (f credentialsFile) Retrieve(ctx context.Context) (aws.Credentials, error) 
 	return c, nil
 }
 
-// Stat tells an unknown key from a bucket that is not there: the answer to the
-// request looks the same.
+// Open tells an unknown key from a bucket, or a server, that is not there.
+func (o *object) Open(ctx context.Context, key string, off, n int64) (io.ReadCloser, error) {
+	r, err := o.bucket.Open(ctx, key, off, n)
+	if dsec.ClassOf(err) == dsec.NotFound {
+		if gone := o.bucketGone(ctx, readOp, key); gone != nil {
+			return nil, gone
+		}
+	}
+	return r, err
+}
+
+// Stat tells them apart, too: the answer to it looks the same.
 func (o *object) Stat(ctx context.Context, key string) (blob.Info, error) {
 	i, err := o.bucket.Stat(ctx, key)
 	if dsec.ClassOf(err) == dsec.NotFound {

@@ -44,10 +44,14 @@ func (o *object) Put(ctx context.Context, key string, r io.Reader, opts blob.Put
 	} else {
 		err = o.putParts(ctx, key, first, r, opts)
 	}
-	if err != nil {
-		return classify(writeOp, key, err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	err = classify(writeOp, key, err)
+	if dsec.ClassOf(err) == dsec.NotFound { // no key is asked for: whatever answers is no S3
+		err = dsec.E(dsec.Unavailable, writeOp, key, errors.Unwrap(err))
+	}
+	return err
 }
 
 func ifNoneMatch(opts blob.PutOptions) *string {
