@@ -29,6 +29,7 @@ func RunFaults(t *testing.T, factory func(t *testing.T) Breakable) {
 		"wrong bytes": wrong, "deadline": late,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it is waiting that takes time
 			b := factory(t)
 			t.Cleanup(func() {
 				b.Set(fault.Faults{})

@@ -68,7 +68,7 @@ func TestClassesOfAnswers(t *testing.T) {
 	}{
 		{403, "AccessDenied", dsec.PermissionDenied}, {403, "", dsec.PermissionDenied}, {401, "", dsec.PermissionDenied},
 		{400, "ExpiredToken", dsec.PermissionDenied}, {403, "SignatureDoesNotMatch", dsec.PermissionDenied},
-		{404, "NoSuchKey", dsec.NotFound}, {404, "NoSuchBucket", dsec.Unavailable}, {404, "", dsec.Unavailable}, {404, "XAdminUserNotFound", dsec.PermissionDenied},
+		{404, "NoSuchKey", dsec.Unavailable}, {404, "NoSuchBucket", dsec.Unavailable}, {404, "", dsec.Unavailable}, {404, "XAdminUserNotFound", dsec.PermissionDenied},
 		{429, "", dsec.Unavailable}, {429, "TooManyRequests", dsec.Unavailable}, {503, "SlowDown", dsec.Unavailable}, {500, "InternalError", dsec.Unavailable},
 		{502, "", dsec.Unavailable}, {504, "", dsec.Unavailable}, {409, "OperationAborted", dsec.Unavailable},
 		{412, "PreconditionFailed", dsec.AlreadyExists}, {409, "ConditionalRequestConflict", dsec.Unavailable},

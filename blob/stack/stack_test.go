@@ -23,8 +23,8 @@ import (
 )
 
 // impatient gives up soon enough for a test.
-var impatient = stack.Options{Retry: retry.Policy{Tries: 3, First: 10 * time.Millisecond},
-	Stall: stall.Limits{Read: 300 * time.Millisecond, Write: 500 * time.Millisecond}, Hedge: hedge.Options{Known: 4}}
+var impatient = stack.Options{Retry: retry.Policy{Tries: 4, First: 10 * time.Millisecond},
+	Stall: stall.Limits{Read: 400 * time.Millisecond, Write: 800 * time.Millisecond}, Hedge: hedge.Options{Known: 4}}
 
 func open(t *testing.T, url string) blob.Store {
 	t.Helper()
@@ -49,20 +49,18 @@ func TestConformance(t *testing.T) {
 }
 
 func TestFaults(t *testing.T) {
-	t.Run("file", func(t *testing.T) {
-		blobtest.RunFaults(t, func(t *testing.T) blobtest.Breakable {
+	for name, factory := range map[string]func(*testing.T) blobtest.Breakable{
+		"file": func(t *testing.T) blobtest.Breakable {
 			f := fault.New(open(t, "file://"+t.TempDir()))
 			return blobtest.Breakable{Store: stack.New(f, impatient), Set: f.Set}
-		})
-	})
-	t.Run("s3", func(t *testing.T) {
-		server := s3test.Start(t)
-		n := 0
-		blobtest.RunFaults(t, func(t *testing.T) blobtest.Breakable {
-			n++
-			return blobtest.Breakable{Store: stack.New(open(t, server.URL(fmt.Sprint("p", n))), impatient), Set: server.Proxy.Set}
-		})
-	})
+		},
+		"s3": func(t *testing.T) blobtest.Breakable {
+			server := s3test.Start(t)
+			return blobtest.Breakable{Store: stack.New(open(t, server.URL("p")), impatient), Set: server.Proxy.Set}
+		},
+	} {
+		t.Run(name, func(t *testing.T) { blobtest.RunFaults(t, factory) })
+	}
 }
 
 func TestAServerThatIsKilledAndComesBack(t *testing.T) {
