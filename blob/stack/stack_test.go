@@ -24,7 +24,7 @@ import (
 
 // impatient gives up soon enough for a test.
 var impatient = stack.Options{Retry: retry.Policy{Tries: 4, First: 10 * time.Millisecond},
-	Stall: stall.Limits{Read: 400 * time.Millisecond, Write: 800 * time.Millisecond}, Hedge: hedge.Options{Known: 4}}
+	Stall: stall.Limits{Read: 400 * time.Millisecond, Write: 600 * time.Millisecond}, Hedge: hedge.Options{Known: 4}}
 
 func open(t *testing.T, url string) blob.Store {
 	t.Helper()
