@@ -51,6 +51,8 @@ type Node struct {
 	Mirror        string   `yaml:"mirror"`         // registry mirror asked first, "host[:port]"
 	KeepRecords   int      `yaml:"keep_records"`   // days
 	RecordBytes   string   `yaml:"record_bytes"`   // most bytes of records
+	OnDemand      bool     `yaml:"on_demand"`      // bring the data of layers as they are read; else whole, before they are used
+	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
 }
 
 // Gateway is the front door's part.
@@ -72,7 +74,8 @@ func Default() Config {
 		Data:     "/var/lib/dsec",
 		Run:      "/run/dsec",
 		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
-			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB"},
+			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB",
+			OnDemand: true, LoaderUID: 61441},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}
 }
@@ -168,6 +171,9 @@ func (c *Config) Validate() error {
 }
 
 func (g *Gateway) validate(bad func(string, string, ...any) error) error {
+	if c.Node.LoaderUID < 1 || c.Node.LoaderUID == g.UID {
+		return bad("node.loader_uid", "%d: the loader runs neither as root nor as the gateway", c.Node.LoaderUID)
+	}
 	if g.UID < 1 {
 		return bad("gateway.uid", "%d: the gateway never runs as root", g.UID)
 	}

@@ -34,6 +34,7 @@ type Child struct {
 	Files []*os.File
 	UID   int // 0 keeps root
 	GID   int
+	Caps  []uintptr // capabilities that one who is not root has; none if empty
 	Ready time.Duration // how long a start may take
 	Grace time.Duration // between SIGTERM and SIGKILL
 }
@@ -98,6 +99,7 @@ func (k *keeper) start(ctx context.Context) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C reaches the supervisor only
 	if c.UID != 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(c.UID), Gid: uint32(c.GID)}
+		cmd.SysProcAttr.AmbientCaps = c.Caps
 	}
 	err = cmd.Start()
 	lifeR.Close()

@@ -173,3 +173,21 @@ func (s *Store) Promote(d layer.Digest) error {
 	}
 	return diskError(op, string(d), syncFile(s.path("layers", d.Hex())))
 }
+
+// promoteAll does what nobody was there for when the last data of a layer came.
+func (s *Store) promoteAll() error {
+	files, err := filepath.Glob(s.path("layers", "*", layer.PresentFile))
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		d, err := layer.ParseDigest("sha256:" + filepath.Base(filepath.Dir(f)))
+		if err != nil {
+			return err
+		}
+		if err := s.Promote(d); err != nil && dsec.ClassOf(err) != dsec.IllegalState {
+			s.opts.Log.Warn("complete layer", "layer", d, "err", err)
+		}
+	}
+	return nil
+}

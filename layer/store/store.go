@@ -118,7 +118,7 @@ func Open(dir string, opts Options) (*Store, error) {
 	}
 	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, lanes: ondemand.NewLanes(0), leases: map[string]lease{}, jobs: map[string]*job{},
 		known: map[layer.Digest]layer.Local{}}}
-	if err := errors.Join(s.sweep(), s.loadLeases()); err != nil {
+	if err := errors.Join(s.sweep(), s.loadLeases(), s.promoteAll()); err != nil {
 		lock.Close()
 		return nil, diskError(op, dir, err)
 	}

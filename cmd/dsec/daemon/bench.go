@@ -204,7 +204,7 @@ func benchParts(ctx context.Context, f *benchFlags, b *bed) error {
 			_, err := b.groups.Create(name, cgroup.Limits{CPU: limits.CPU, Visible: 1, Memory: limits.Memory, Pids: limits.Pids, Devices: cgroup.DefaultDevices()})
 			return errors.Join(err, b.groups.Remove(ctx, name))
 		}),
-		bench.Part("disk+overlay", b.stackOnce(limits.Disk)),
+		bench.Part("disk+overlay", b.stackOnce(user, limits.Disk)),
 		bench.Part("namespaces", bench.Process([]string{"/bin/true"}, true)),
 		bench.Part("process", bench.Process([]string{"/bin/true"}, false)),
 	}
@@ -220,7 +220,7 @@ func benchParts(ctx context.Context, f *benchFlags, b *bed) error {
 }
 
 // stackOnce makes a disk with a limit, an overlay on it, and removes both.
-func (b *bed) stackOnce(limit int64) func(context.Context, int, int) error {
+func (b *bed) stackOnce(user string, limit int64) func(context.Context, int, int) error {
 	return func(ctx context.Context, _, n int) error {
 		name := fmt.Sprint("part", n)
 		dir, err := b.disks.Create(ctx, name, limit, diskpool.Owner{})
@@ -230,7 +230,7 @@ func (b *bed) stackOnce(limit int64) func(context.Context, int, int) error {
 		err = rootfs.PrepareDir(dir, 0, 0)
 		if err == nil {
 			var root *os.File
-			if root, err = b.mounts.Stack(rootfs.Root{Layers: []layer.Digest{b.layers.Layers[0].Digest}, Dir: dir}); err == nil {
+			if root, err = b.mounts.Stack(rootfs.Root{User: user, Layers: []layer.Digest{b.layers.Layers[0].Digest}, Dir: dir}); err == nil {
 				err = root.Close()
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"time"
 
 	"github.com/opendsec/dsec/internal/cgroup"
@@ -12,6 +13,8 @@ import (
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/internal/linux"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/ondemand/loader"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime/container"
@@ -25,6 +28,13 @@ type machine struct {
 	disks   diskpool.Pool
 	network *veth.Network // nil: the machine cannot; only network "none"
 	tier    *container.Runtime
+
+	// What a machine has that serves layers on demand; unset in those that live
+	// for one command.
+	onDemand bool
+	loader   *loader.Client
+	whole    func(layer.Digest)        // all data of a layer are here
+	failed   func(layer.Digest, error) // a read of a layer was an error
 }
 
 // openHold is how long a hold may take to start.
@@ -51,8 +61,25 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			}
 			return err
 		}, Undo: func(context.Context) error { return m.hold.Close() }},
+		{Name: "loader", Do: func(ctx context.Context) (err error) {
+			if !m.onDemand {
+				return nil
+			}
+			m.loader, err = loader.Open(ctx, loader.Config{Socket: s.loaderSocket(), Layers: filepath.Join(s.layerDir(), "layers"), Keeper: m.hold, Log: log,
+				Whole: m.whole, Failed: m.failed})
+			return err
+		}, Undo: func(context.Context) error {
+			if m.loader == nil {
+				return nil
+			}
+			return m.loader.Close()
+		}},
 		{Name: "mounts", Do: func(ctx context.Context) (err error) {
-			m.mounts, err = rootfs.Open(ctx, rootfs.Options{Keeper: m.hold, Log: log})
+			o := rootfs.Options{Keeper: m.hold, Log: log}
+			if m.loader != nil {
+				o.Devices = m.loader
+			}
+			m.mounts, err = rootfs.Open(ctx, o)
 			return err
 		}, Undo: func(context.Context) error { return m.mounts.Close() }},
 		{Name: "disks", Do: func(ctx context.Context) (err error) {

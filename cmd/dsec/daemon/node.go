@@ -38,6 +38,7 @@ type agent struct {
 	layers *layers
 	blobs  *stack.Store
 	node   *node.Node
+	opened chan struct{} // closed when store and node are
 	counts *prometheus.Registry
 }
 
@@ -47,11 +48,12 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 		return nil, err
 	}
 	// First, because the hold must not inherit the credentials.
+	a.onDemand, a.whole, a.failed, a.opened = true, a.promote, a.noteFailure, make(chan struct{})
 	steps := append([]lifecycle.Step{a.openBlobs(s, log)}, a.steps(s, log)...)
 	steps = append(steps,
 		lifecycle.Step{Name: "layers", Do: func(context.Context) (err error) {
 			w := worker.New(worker.Options{Exe: self, Cgroups: a.groups, Log: log})
-			if a.store, err = store.Open(s.layerDir(), store.Options{Convert: w.Convert, Grace: layerGrace, Log: log}); err != nil {
+			if a.store, err = store.Open(s.layerDir(), store.Options{Convert: w.Convert, Grace: layerGrace, Blobs: a.blobs, OnDemand: s.Node.OnDemand, Log: log}); err != nil {
 				return err
 			}
 			a.layers = &layers{store: a.store, spool: s.layerDir(), options: imageOptions(s)}
@@ -66,7 +68,11 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 			return err
 		}, Undo: func(context.Context) error { return a.node.Close() }},
 	)
-	return lifecycle.Open(ctx, "agent", steps...)
+	stack, err := lifecycle.Open(ctx, "agent", steps...)
+	if err == nil {
+		close(a.opened)
+	}
+	return stack, err
 }
 
 func imageOptions(s *settings) image.Options {

@@ -170,9 +170,15 @@ func (s *settings) children(gid int) (children []supervise.Child, closeFiles fun
 		return nil, nil, err
 	}
 	files = append(files, socket)
+	loaderSocket, err := s.loaderListen()
+	if err != nil {
+		return nil, nil, err
+	}
+	files = append(files, loaderSocket)
 	return []supervise.Child{
 		{Name: "gateway", Argv: []string{self, "gateway"}, Files: []*os.File{order, socket}, UID: s.Gateway.UID, GID: s.Gateway.UID,
 			Ready: readyWithin, Grace: gatewayEnds},
+		s.loaderChild(order, loaderSocket),
 		{Name: "node", Argv: []string{self, "node"}, Env: s.credentials, Files: []*os.File{order}, Ready: readyWithin, Grace: nodeEnds},
 	}, closeFiles, nil
 }

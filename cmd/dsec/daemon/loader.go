@@ -1,0 +1,88 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/supervise"
+	"github.com/opendsec/dsec/layer/ondemand/loader"
+)
+
+// loaderSocketFD is where the agent connects to the loader.
+const loaderSocketFD = supervise.FirstFD + 1
+
+// Loader is the hidden verb of the process that brings the data of layers.
+func Loader() *cobra.Command {
+	return role{name: "loader", short: "Bring the data of layers as they are read", open: openLoader}.verb()
+}
+
+func openLoader(ctx context.Context, o orders, log *slog.Logger) (*serving, error) {
+	s := &settings{Config: o.Config}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return nil, dsec.E(dsec.Internal, "give up new privileges", "", err)
+	}
+	f := os.NewFile(loaderSocketFD, "loader.sock")
+	l, err := net.FileListener(f)
+	_ = f.Close()
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "listen", s.loaderSocket(), err)
+	}
+	blobs, err := openBlobs(ctx, s)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	server := loader.NewServer(loader.Options{Blobs: blobs, Log: log})
+	ended, failed := make(chan struct{}), error(nil)
+	out := &serving{ended: ended, why: dsec.Errorf(dsec.Unavailable, "serve layers", s.loaderSocket(), "the loader has ended"),
+		close: func(context.Context) error {
+			err := l.Close()
+			<-ended
+			return errors.Join(err, failed, blobs.Close())
+		}}
+	go func() {
+		failed = server.Run(l.(*net.UnixListener))
+		close(ended)
+	}()
+	return out, nil
+}
+
+// loaderChild is the loader as a process of its own: no root, and of all
+// capabilities only, where objects are files, the one to read them.
+func (s *settings) loaderChild(order, socket *os.File) supervise.Child {
+	c := supervise.Child{Name: "loader", Argv: []string{self, "loader"}, Files: []*os.File{order, socket}, UID: s.Node.LoaderUID, GID: s.Node.LoaderUID,
+		Ready: readyWithin, Grace: gatewayEnds}
+	if where, _, err := s.blobURL(); err == nil {
+		if u, err := url.Parse(where); err == nil && u.Scheme == "file" {
+			c.Caps = []uintptr{unix.CAP_DAC_READ_SEARCH}
+		}
+	}
+	return c
+}
+
+// loaderListen makes the socket of the loader. It outlives loaders: the agent
+// connects to it whether or not one runs.
+func (s *settings) loaderListen() (*os.File, error) {
+	_ = os.Remove(s.loaderSocket())
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: s.loaderSocket(), Net: "unixpacket"})
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "listen", s.loaderSocket(), err)
+	}
+	defer l.Close()
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(s.loaderSocket(), 0o600); err != nil {
+		return nil, dsec.E(dsec.Internal, "listen", s.loaderSocket(), err)
+	}
+	f, err := l.File()
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "listen", s.loaderSocket(), err)
+	}
+	return f, nil
+}
