@@ -77,6 +77,12 @@ func start(t *testing.T) *host {
 // startIn keeps its state in dir, which it makes and removes.
 func startIn(t *testing.T, dir string) *host {
 	t.Helper()
+	return startWith(t, dir, "")
+}
+
+// startWith has more lines in its configuration.
+func startWith(t *testing.T, dir, lines string) *host {
+	t.Helper()
 	err := os.MkdirAll(dir, 0o711)
 	if err == nil {
 		err = os.Chmod(dir, 0o711) // the gateway is not root
@@ -86,7 +92,7 @@ func startIn(t *testing.T, dir string) *host {
 	}
 	h := &host{t: t, dir: dir}
 	conf := filepath.Join(dir, "dsec.yaml")
-	if err := os.WriteFile(conf, []byte("gateway: {listen: ''}\nnode: {disk_pool: 8GiB}\n"), 0o600); err != nil {
+	if err := os.WriteFile(conf, []byte("gateway: {listen: ''}\nnode: {disk_pool: 8GiB}\n"+lines), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	h.args = []string{"--instance", fmt.Sprintf("e%d", instances.Add(1)), "--data", filepath.Join(dir, "data"),
