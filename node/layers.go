@@ -14,7 +14,7 @@ func (n *Node) LayerFailed(d layer.Digest, err error) {
 		b.mu.Lock()
 		if slices.Contains(b.rec.Digests, string(d)) && (b.rec.State == dsec.Running || b.rec.State == dsec.Paused) {
 			b.emitLocked(dsec.Event{Type: dsec.EventLayerError, Detail: err.Error(),
-				Fields: map[string]string{"layer": string(d), "class": dsec.ClassOf(err).String()}})
+				Fields: map[string]string{"layer": string(d), "class": string(dsec.ClassOf(err))}})
 		}
 		b.mu.Unlock()
 	}

@@ -230,7 +230,7 @@ func busybox(t *testing.T) []byte {
 		}
 	}
 	put(tar.Header{Name: "bin/busybox", Mode: 0o755, Typeflag: tar.TypeReg}, prog)
-	for _, name := range strings.Fields("sh true false echo cat sleep seq head dd id hostname pwd ps sha256sum yes kill ls grep tail nc wc mkdir") {
+	for _, name := range strings.Fields("sh true false echo cat sleep seq head dd id hostname pwd ps sha256sum yes kill ls grep tail nc wc mkdir shuf usleep") {
 		put(tar.Header{Name: "bin/" + name, Linkname: "busybox", Typeflag: tar.TypeSymlink}, nil)
 	}
 	put(tar.Header{Name: "tmp/", Mode: 0o1777, Typeflag: tar.TypeDir}, nil)

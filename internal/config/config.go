@@ -167,13 +167,13 @@ func (c *Config) Validate() error {
 	if _, err := Bytes(n.RecordBytes, 1); err != nil {
 		return bad("node.record_bytes", "%w", err)
 	}
+	if n.LoaderUID < 1 || n.LoaderUID == c.Gateway.UID {
+		return bad("node.loader_uid", "%d: the loader runs neither as root nor as the gateway", n.LoaderUID)
+	}
 	return c.Gateway.validate(bad)
 }
 
 func (g *Gateway) validate(bad func(string, string, ...any) error) error {
-	if c.Node.LoaderUID < 1 || c.Node.LoaderUID == g.UID {
-		return bad("node.loader_uid", "%d: the loader runs neither as root nor as the gateway", c.Node.LoaderUID)
-	}
 	if g.UID < 1 {
 		return bad("gateway.uid", "%d: the gateway never runs as root", g.UID)
 	}

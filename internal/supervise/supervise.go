@@ -34,7 +34,7 @@ type Child struct {
 	Files []*os.File
 	UID   int // 0 keeps root
 	GID   int
-	Caps  []uintptr // capabilities that one who is not root has; none if empty
+	Caps  []uintptr     // capabilities that one who is not root has; none if empty
 	Ready time.Duration // how long a start may take
 	Grace time.Duration // between SIGTERM and SIGKILL
 }

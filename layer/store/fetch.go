@@ -35,34 +35,36 @@ func (s *Store) fetchOnce(ctx context.Context, d layer.Digest) error {
 }
 
 func (s *Store) fetch(ctx context.Context, d layer.Digest) (layer.Info, error) {
-	raw, err := blob.ReadAll(ctx, s.opts.Blobs, layer.ManifestKey(d), layer.MaxManifest)
-	if err != nil {
-		return layer.Info{}, err
-	}
-	m, err := layer.DecodeManifest(raw, d)
-	if err != nil {
-		return layer.Info{}, err
-	}
 	dir, err := os.MkdirTemp(s.path("tmp"), "fetch-*")
 	if err != nil {
 		return layer.Info{}, err
 	}
 	defer os.RemoveAll(dir)
-	var files image.Files
-	if err := create(dir, &files); err != nil {
+	m, ix, err := s.fetchInto(ctx, dir, d)
+	if err != nil {
 		return layer.Info{}, err
-	}
-	defer closeAll(files)
-	if err := s.fetchMeta(ctx, m, files.Meta); err != nil {
-		return layer.Info{}, err
-	}
-	var ix layer.Index
-	if m.Data.Size > 0 {
-		if ix, err = s.fetchData(ctx, dir, m); err != nil {
-			return layer.Info{}, err
-		}
 	}
 	return s.finish(dir, m, ix, about{})
+}
+
+// fetchInto fills a directory with what a layer is here.
+func (s *Store) fetchInto(ctx context.Context, dir string, d layer.Digest) (m layer.Manifest, ix layer.Index, err error) {
+	raw, err := blob.ReadAll(ctx, s.opts.Blobs, layer.ManifestKey(d), layer.MaxManifest)
+	if err != nil {
+		return m, ix, err
+	}
+	if m, err = layer.DecodeManifest(raw, d); err != nil {
+		return m, ix, err
+	}
+	var files image.Files
+	if err = create(dir, &files); err != nil {
+		return m, ix, err
+	}
+	defer closeAll(files)
+	if err = s.fetchMeta(ctx, m, files.Meta); err == nil && m.Data.Size > 0 {
+		ix, err = s.fetchData(ctx, dir, m)
+	}
+	return m, ix, err
 }
 
 func (s *Store) fetchMeta(ctx context.Context, m layer.Manifest, to io.Writer) error {

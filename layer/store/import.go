@@ -207,24 +207,15 @@ func inspect(files image.Files) (im *erofs.Image, borders []int64, err error) {
 
 // finish puts the small files beside the two large ones and publishes the layer.
 func (s *Store) finish(dir string, m layer.Manifest, ix layer.Index, from about) (layer.Info, error) {
-	// A mapping of the file by huge pages must not end before the file.
-	size := (m.Data.Size + erofs.Align - 1) / erofs.Align * erofs.Align
-	if err := os.Truncate(filepath.Join(dir, "data"), size); err != nil {
-		return layer.Info{}, err
-	}
 	info := layer.Info{Digest: m.Digest(), MetaSize: m.Meta.Size, DataSize: m.Data.Size, Entries: m.Entries,
 		Source: from.Source, Image: from.image(m.Config), Config: m.Config}
-	about, err := json.Marshal(from)
-	if err != nil {
+	if err := s.complement(dir, m, ix, from); err != nil {
 		return layer.Info{}, err
-	}
-	for name, b := range map[string][]byte{"manifest": m.Encode(), "chunks": ix.Table(), "info": about} {
-		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
-			return layer.Info{}, err
-		}
 	}
 	return info, s.publish(dir, info)
 }
+
+func alignUp(n int64) int64 { return (n + erofs.Align - 1) / erofs.Align * erofs.Align }
 
 // about is what people want to know of a layer and is no part of it.
 type about struct {
@@ -244,21 +235,12 @@ func (a about) image(c *image.Config) bool {
 // publish syncs a finished layer and moves it to its place, where an equal one
 // may already be.
 func (s *Store) publish(dir string, info layer.Info) error {
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, f := range files {
-		if err := syncFile(filepath.Join(dir, f.Name())); err != nil {
-			return err
-		}
-	}
-	if err := syncFile(dir); err != nil {
+	if err := syncDir(dir); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err = os.Rename(dir, s.path("layers", info.Digest.Hex()))
+	err := os.Rename(dir, s.path("layers", info.Digest.Hex()))
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) {
 		return errors.Join(s.touch(info.Digest), s.noteImageLocked(info)) // the same bytes: new again
 	}

@@ -36,6 +36,7 @@ func openLoader(ctx context.Context, o orders, log *slog.Logger) (*serving, erro
 		return nil, dsec.E(dsec.Internal, "listen", s.loaderSocket(), err)
 	}
 	blobs, err := openBlobs(ctx, s)
+	takeCredentials()
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -57,14 +58,34 @@ func openLoader(ctx context.Context, o orders, log *slog.Logger) (*serving, erro
 // loaderChild is the loader as a process of its own: no root, and of all
 // capabilities only, where objects are files, the one to read them.
 func (s *settings) loaderChild(order, socket *os.File) supervise.Child {
-	c := supervise.Child{Name: "loader", Argv: []string{self, "loader"}, Files: []*os.File{order, socket}, UID: s.Node.LoaderUID, GID: s.Node.LoaderUID,
+	c := supervise.Child{Name: "loader", Argv: []string{self, "loader"}, Env: s.credentials, Files: []*os.File{order, socket}, UID: s.Node.LoaderUID, GID: s.Node.LoaderUID,
 		Ready: readyWithin, Grace: gatewayEnds}
-	if where, _, err := s.blobURL(); err == nil {
-		if u, err := url.Parse(where); err == nil && u.Scheme == "file" {
-			c.Caps = []uintptr{unix.CAP_DAC_READ_SEARCH}
-		}
+	if s.blobsAreFiles() {
+		c.Caps = []uintptr{unix.CAP_DAC_READ_SEARCH}
 	}
 	return c
+}
+
+func (s *settings) blobsAreFiles() bool {
+	where, _, err := s.blobURL()
+	if err != nil {
+		return false
+	}
+	u, err := url.Parse(where)
+	return err == nil && u.Scheme == "file"
+}
+
+// makeBlobDir makes the directory of object storage, if it is one: the loader,
+// which starts before the agent, may not.
+func (s *settings) makeBlobDir(ctx context.Context) error {
+	if !s.blobsAreFiles() {
+		return nil
+	}
+	b, err := openBlobs(ctx, s)
+	if err != nil {
+		return err
+	}
+	return b.Close()
 }
 
 // loaderListen makes the socket of the loader. It outlives loaders: the agent

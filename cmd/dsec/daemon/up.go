@@ -72,6 +72,9 @@ func up(ctx context.Context, s *settings) error {
 	if err := makeDirs(s); err != nil {
 		return err
 	}
+	if err := s.makeBlobDir(ctx); err != nil {
+		return err
+	}
 	if err := errors.Join(reachable(s.gatewayDir()), reachable(filepath.Dir(s.dataSocket()))); err != nil {
 		return err
 	}

@@ -1,0 +1,175 @@
+package machine
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/process"
+)
+
+// randomTree is a tar of files of random bytes below /data, and /data/sums,
+// which says what they are.
+func randomTree(t *testing.T, files int) []byte {
+	t.Helper()
+	var out, sums bytes.Buffer
+	w := tar.NewWriter(&out)
+	r := rand.NewChaCha8([32]byte{1})
+	sizes := rand.New(r)
+	add := func(name string, b []byte) {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(b)), Format: tar.FormatPAX}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range files {
+		b := make([]byte, 1+sizes.IntN(1<<sizes.IntN(21)))
+		_, _ = r.Read(b)
+		name := fmt.Sprintf("%d/%d", i%7, i)
+		add("data/"+name, b)
+		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(b), name)
+	}
+	add("data/sums", sums.Bytes())
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// reading compares every file with its sum, in an order of its own, and says
+// for each that cannot be read, or is not what it was.
+const reading = `cd /data && shuf sums >/tmp/order && n=0
+while read -r sum name; do
+  if got=$(sha256sum "$name" 2>/dev/null); then
+    [ "${got%% *}" = "$sum" ] || echo "WRONG $name"
+  else echo "EIO $name"; fi
+  n=$((n+1)); usleep 3000
+done </tmp/order
+echo "read $n"`
+
+// onDemand makes a layer in a blob store that another machine has put there, so
+// that this one has none of its data.
+func onDemand(t *testing.T, blobs string, tree []byte) (*host, dsec.LayerRef) {
+	t.Helper()
+	place := func() string {
+		dir, err := os.MkdirTemp("/var/tmp", "dsec-e2e-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	one := startWith(t, place(), "blobs: "+blobs+"\n")
+	l, err := one.UploadTree(t.Context(), bytes.NewReader(tree), client.BuildOptions{Tag: "data"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return startWith(t, place(), "blobs: "+blobs+"\n"), dsec.LayerRef(l.Digest)
+}
+
+// TestKilledWhileReading kills loader, agent and gateway while sandboxes read a
+// layer that is not there yet: every byte is right, and none is missing.
+func TestKilledWhileReading(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	h, ref := onDemand(t, "file://"+filepath.Join(dir, "blobs"), randomTree(t, 600))
+	length := 20 * time.Second
+	if long {
+		length = 10 * time.Minute
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), length+2*time.Minute)
+	defer cancel()
+	end := time.Now().Add(length)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	read, wrong := 0, []string(nil)
+	for range 3 {
+		id := h.create(func(s *dsec.Spec) { s.Layers = []dsec.LayerRef{ref} })
+		wg.Go(func() {
+			for time.Now().Before(end) {
+				out, err := h.follow(ctx, id, reading)
+				mu.Lock()
+				if err != nil {
+					wrong = append(wrong, err.Error())
+				}
+				for _, l := range strings.Split(out, "\n") {
+					if strings.HasPrefix(l, "WRONG") || strings.HasPrefix(l, "EIO") {
+						wrong = append(wrong, l)
+					}
+				}
+				if strings.Contains(out, "read 600") {
+					read++
+				}
+				mu.Unlock()
+				if err != nil {
+					return
+				}
+				_ = os.WriteFile("/proc/sys/vm/drop_caches", []byte("1"), 0)
+			}
+		})
+	}
+	kills := 0
+	for time.Now().Before(end) {
+		time.Sleep(time.Duration(rand.IntN(800)) * time.Millisecond)
+		switch rand.IntN(4) {
+		case 0:
+			h.kill("node")
+		case 1:
+			_ = syscall.Kill(h.child("node"), syscall.SIGKILL)
+			h.kill("loader")
+		default:
+			h.kill("loader")
+		}
+		kills++
+	}
+	wg.Wait()
+	if len(wrong) > 0 {
+		t.Errorf("%d things are wrong, the first: %s", len(wrong), wrong[0])
+	}
+	if read == 0 || kills == 0 {
+		t.Errorf("%d whole readings, %d kills", read, kills)
+	}
+	t.Logf("%d whole readings of 600 files, %d kills", read, kills)
+}
+
+// follow runs a script and follows it over whatever is killed.
+func (h *host) follow(ctx context.Context, id dsec.SandboxID, script string) (string, error) {
+	s := process.Spec{ID: "r" + dsec.Random(8), Argv: []string{"/bin/sh", "-c", script}}
+	var p *client.Process
+	for {
+		var err error
+		if p, err = h.Exec(ctx, id, s); err == nil {
+			break
+		}
+		if ctx.Err() != nil || !dsec.ClassOf(err).Retryable() {
+			return "", fmt.Errorf("exec: %w", err)
+		}
+	}
+	var out bytes.Buffer
+	r, err := p.Follow(ctx, client.Offsets{}, func(c client.Chunk) error {
+		out.Write(c.Data)
+		return nil
+	})
+	if err != nil {
+		return out.String(), fmt.Errorf("follow: %w", err)
+	}
+	if r.ExitCode != 0 || r.Status != process.Exited {
+		return out.String(), fmt.Errorf("script: %+v, %q", r, out.String())
+	}
+	return out.String(), nil
+}
