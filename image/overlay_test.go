@@ -64,7 +64,13 @@ func describeAll(t testing.TB, root string) (out []string) {
 	t.Helper()
 	first := map[[2]uint64]string{}
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || p == root {
+		if p == root {
+			return err
+		}
+		if d.Type()&fs.ModeCharDevice != 0 && errors.Is(unix.Access(p, 0), unix.ENOENT) {
+			return nil // overlayfs lists a whiteout where only its layer has the directory
+		}
+		if err != nil {
 			return err
 		}
 		rel, _ := filepath.Rel(root, p)
@@ -224,19 +230,35 @@ func mergeLayers(t testing.TB, layers []converted, opts MergeOptions) converted 
 	return c
 }
 
+// converts makes a layer of each of some random OCI layers.
+func converts(t testing.TB, r *rand.Rand, n int) (layers []converted) {
+	t.Helper()
+	for len(layers) < n {
+		src := writeFile(t, makeTar(t, randomLayer(r)...))
+		c, err := tryConvertAt(t, Location{Source: src, Path: src, Kind: KindFile, Tar: true, Whiteouts: true}, Options{KeepWhiteouts: true})
+		if err == nil { // else a hard link to nothing
+			layers = append(layers, c)
+		}
+	}
+	return layers
+}
+
 // TestMergedLayersShowTheSameTree: sessions that rename, link, hide and replace
-// at random on one another give layers; any run of them merged into one, in the
-// place of the run, shows the same tree to the kernel.
+// at random on one another give layers, and so do OCI layers; any run of them
+// merged into one, in the place of the run, shows the same tree to the kernel.
 func TestMergedLayersShowTheSameTree(t *testing.T) {
-	seeds := uint64(40)
+	seeds := uint64(60)
 	if testing.Short() {
-		seeds = 12
+		seeds = 16
 	}
 	redirects := 0
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 2))
 			layers := written(t, r, 5)
+			if seed%4 == 0 {
+				layers = converts(t, r, 5)
+			}
 			want := shown(t, layers)
 			for _, l := range layers {
 				redirects += bytes.Count(readFile(t, l.meta), []byte("overlay.redirect"))
@@ -289,4 +311,22 @@ func TestMergeHasLimits(t *testing.T) {
 	if _, err := Merge(ctx, []*erofs.Image{openConverted(t, l)}, Files{}, MergeOptions{}); !errors.Is(err, dsec.Canceled.Err()) {
 		t.Errorf("cancelled: %v", err)
 	}
+}
+
+// TestMergeFollowsADirectoryThatMovedTwice: what was renamed inside what was
+// renamed before is found in the layers below the merged ones.
+func TestMergeFollowsADirectoryThatMovedTwice(t *testing.T) {
+	layers := []converted{mustConvert(t, writeFile(t, makeTar(t, file("a/b/x/f", "1"), file("a/b/g", "2"), file("a/h", "3"))), Options{})}
+	for _, moves := range [][2]string{{"a/b", "q"}, {"q/x", "r"}, {"a", "q/a"}} {
+		w := onTop(t, layers)
+		err := os.Rename(filepath.Join(w.root, moves[0]), filepath.Join(w.root, moves[1]))
+		if err = errors.Join(err, unix.Unmount(w.root, 0)); err != nil {
+			t.Fatal(err)
+		}
+		layers = append(layers, mustConvert(t, w.upper, Options{KeepWhiteouts: true}))
+	}
+	c := mergeLayers(t, layers[1:], MergeOptions{KeepWhiteouts: true})
+	want := map[string]string{"q/a/h": "3", "q/g": "2", "r/f": "1"}
+	expect(t, overlay(t, ",redirect_dir=follow", mount(t, c), mount(t, layers[0])), want)
+	expect(t, mount(t, mergeLayers(t, layers, MergeOptions{})), want)
 }
