@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,7 +24,11 @@ func (s *Store) Collect(ctx context.Context, dry bool) ([]layer.Info, error) {
 		return nil, err
 	}
 	var gone []layer.Info
+	// Stacks first: what they alone keep goes with them.
+	slices.SortStableFunc(all, func(a, b Entry) int { return len(a.Stacks) - len(b.Stacks) })
+	going := map[string]bool{}
 	for _, e := range all {
+		e.Stacks = slices.DeleteFunc(e.Stacks, func(d string) bool { return going[d] })
 		if err := ctx.Err(); err != nil {
 			return gone, dsec.E(dsec.ClassOf(err), "collect layers", s.dir, err)
 		}
@@ -40,6 +45,7 @@ func (s *Store) Collect(ctx context.Context, dry bool) ([]layer.Info, error) {
 				continue
 			}
 		}
+		going[string(e.Digest)] = true
 		gone = append(gone, e.Info)
 	}
 	return gone, nil
@@ -106,9 +112,13 @@ func (s *Store) unlinkLocked(d layer.Digest, grace time.Duration) (to string, er
 	if err != nil {
 		return "", diskError("remove layer", string(d), err)
 	}
-	if err := os.Rename(s.path("layers", d.Hex()), filepath.Join(tmp, "layer")); err != nil {
+	kind := "layers"
+	if e.IsStack() {
+		kind = "stacks"
+	}
+	if err := os.Rename(s.path(kind, d.Hex()), filepath.Join(tmp, "layer")); err != nil {
 		return "", diskError("remove layer", string(d), err)
 	}
-	delete(s.known, d)
+	s.forgetLocked(d)
 	return tmp, nil
 }

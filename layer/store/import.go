@@ -270,9 +270,11 @@ func (s *Store) noteImageLocked(info layer.Info) error {
 // touch starts the grace time of a layer again.
 func (s *Store) touch(d layer.Digest) error {
 	now := time.Now()
-	err := os.Chtimes(s.path("layers", d.Hex()), now, now)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+	for _, kind := range []string{"layers", "stacks"} {
+		err := os.Chtimes(s.path(kind, d.Hex()), now, now)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 	}
-	return err
+	return nil
 }

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"path"
 	"regexp"
@@ -20,7 +19,18 @@ import (
 // grace time keeps them.
 type lease struct {
 	Refs    []dsec.LayerRef `json:"refs"`
-	Digests []layer.Digest  `json:"digests"`
+	Digests []layer.Digest  `json:"digests"` // the layers
+	// Meant is what each ref meant, a layer or a stack. A lease from before there
+	// were stacks has none: its digests are that.
+	Meant []layer.Digest `json:"meant,omitempty"`
+}
+
+// means lists what each ref meant.
+func (l lease) means() []layer.Digest {
+	if l.Meant != nil {
+		return l.Meant
+	}
+	return l.Digests
 }
 
 var leasePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}$`)
@@ -43,7 +53,7 @@ func (s *Store) Acquire(ctx context.Context, name string, refs []dsec.LayerRef) 
 		if races == maxRaces {
 			return layer.Set{}, dsec.Errorf(dsec.Unavailable, op, string(missing), "removed as fast as it is fetched")
 		}
-		if err := s.fetchOnce(ctx, missing); err != nil {
+		if err := s.fetchAny(ctx, missing); err != nil {
 			return layer.Set{}, err
 		}
 	}
@@ -64,20 +74,16 @@ func (s *Store) tryAcquire(name string, refs []dsec.LayerRef) (set layer.Set, mi
 			if err != nil {
 				return set, "", err
 			}
-			held.Digests = append(held.Digests, d)
+			held.Meant = append(held.Meant, d)
 		}
 	}
 	set.Lease = name
-	for _, d := range held.Digests {
-		l, err := s.localLocked(d)
-		if errors.Is(err, dsec.NotFound.Err()) {
-			return set, d, nil
-		}
-		if err != nil {
-			return layer.Set{}, "", err
-		}
-		set.Layers = append(set.Layers, l)
-		set.Config = overlayConfig(set.Config, l.Config)
+	if missing, err = s.stackLocked(&set, held.means()); err != nil || missing != "" {
+		return layer.Set{}, missing, err
+	}
+	held.Digests = nil
+	for _, l := range set.Layers {
+		held.Digests = append(held.Digests, l.Digest)
 	}
 	if ok {
 		return set, "", nil
@@ -101,7 +107,7 @@ func (s *Store) Release(_ context.Context, name string) error {
 	if !ok {
 		return nil
 	}
-	for _, d := range held.Digests {
+	for _, d := range slices.Concat(held.Digests, held.Meant) {
 		if err := s.touch(d); err != nil {
 			return diskError("release layers", name, err)
 		}
@@ -136,7 +142,7 @@ func (s *Store) loadLeases() error {
 			return err
 		}
 		var l lease
-		if err := json.Unmarshal(b, &l); err != nil || len(l.Refs) != len(l.Digests) {
+		if err := json.Unmarshal(b, &l); err != nil || len(l.Refs) != len(l.means()) {
 			s.opts.Log.Warn("lease lost in a power failure", "lease", f.Name())
 			if err := os.Remove(s.path("leases", f.Name())); err != nil {
 				return err

@@ -4,7 +4,11 @@
 // # On disk
 //
 //	layers/<hex>/{manifest,meta,data,chunks,info}  one whole, verified layer each
-//	tags/<tag>      a digest; in a second line the project the tag belongs to, if to any
+//	stacks/<hex>/{stack,info}  one stack each; its layers may be elsewhere
+//	oci/<key>       what became of an OCI layer, docs/formats/stack.md
+//	parts/<hex>     what a download that broke has brought
+//	id              names this store among those that share a blob store
+//	tags/<tag>      the digest of a layer or a stack; in a second line the project the tag belongs to, if to any
 //	leases/<name>   the refs and digests that a lease keeps, as JSON
 //	tmp/            work in progress; emptied at Open
 //	lock            held while the store is open
@@ -19,8 +23,8 @@
 // and one that is asked for by digest and not here is fetched from there. Every
 // byte is checked against the layer's digest before the layer is complete.
 //
-// What keeps a layer: a lease, a tag, or that it was made or used within the
-// grace time. Collect removes the others.
+// What keeps a layer: a lease, a tag, a stack that is kept, or that it was made
+// or used within the grace time. Collect removes the others.
 package store
 
 import (
@@ -68,6 +72,9 @@ type shared struct {
 	leases map[string]lease
 	jobs   map[string]*job              // running imports by what they make
 	known  map[layer.Digest]layer.Local // layers that are here and were looked at
+	stacks map[layer.Digest]layer.Info  // stacks that are here
+	inside map[layer.Digest][]string    // layers to the digests of the stacks they are in
+	id     string                       // of this store
 }
 
 var _ layer.Store = (*Store)(nil)
@@ -91,7 +98,7 @@ func Open(dir string, opts Options) (*Store, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
-	for _, d := range []string{"layers", "tags", "leases", "tmp"} {
+	for _, d := range []string{"layers", "stacks", "oci", "parts", "tags", "leases", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return nil, diskError(op, dir, err)
 		}
@@ -105,8 +112,8 @@ func Open(dir string, opts Options) (*Store, error) {
 		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
 	}
 	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, leases: map[string]lease{}, jobs: map[string]*job{},
-		known: map[layer.Digest]layer.Local{}}}
-	if err := errors.Join(s.sweep(), s.loadLeases()); err != nil {
+		known: map[layer.Digest]layer.Local{}, stacks: map[layer.Digest]layer.Info{}, inside: map[layer.Digest][]string{}}}
+	if err := errors.Join(s.sweep(), s.loadStacks(), s.loadLeases(), s.identify()); err != nil {
 		lock.Close()
 		return nil, diskError(op, dir, err)
 	}

@@ -66,7 +66,7 @@ func (s *Store) mayTagLocked(tag string) error {
 	return dsec.Errorf(dsec.PermissionDenied, "tag layer", dsec.Quote(tag), "the tag is not of project %s", s.project)
 }
 
-// Tag points a name to a layer that is here. It replaces what the name meant,
+// Tag points a name to a layer or stack that is here. It replaces what the name meant,
 // and whose it was.
 func (s *Store) Tag(_ context.Context, tag string, d layer.Digest) error {
 	const op = "tag layer"
@@ -79,8 +79,10 @@ func (s *Store) Tag(_ context.Context, tag string, d layer.Digest) error {
 	if err := s.mayTagLocked(tag); err != nil {
 		return err
 	}
-	if _, err := s.manifest(d); err != nil {
-		return err
+	if _, ok := s.stacks[d]; !ok {
+		if _, err := s.manifest(d); err != nil {
+			return err
+		}
 	}
 	if err := s.writeFile(file, tagged{d, s.project}.encode(), true); err != nil {
 		return diskError(op, tag, err)
