@@ -2,8 +2,10 @@ package image
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"net/http"
 	"os"
@@ -273,4 +275,57 @@ func (f *fetching) Close() error {
 		return nil
 	}
 	return f.body.Close()
+}
+
+// Plain is a layer as a plain tar, on its way.
+type Plain struct {
+	io.Reader
+	under io.ReadCloser
+	plain io.ReadCloser
+	hash  hash.Hash
+}
+
+// OpenPlain is Open with what it gives decompressed. fetched, if not nil, is
+// told of the bytes of the blob that came, those of partial among them. An end
+// of the stream says that all was verified, if it is read to io.EOF.
+func (r *Remote) OpenPlain(ctx context.Context, b Blob, partial *os.File, fetched func(n int)) (*Plain, error) {
+	f, err := r.Open(ctx, b, partial)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := decompress(told{f, fetched}, r.opts.MaxRatio)
+	if err != nil {
+		return nil, classify("fetch", b.Digest, errors.Join(err, f.Close()))
+	}
+	h := newHash()
+	return &Plain{Reader: io.TeeReader(plain, h), under: f, plain: plain, hash: h}, nil
+}
+
+// Finish reads what follows the end of the compressed stream, so that the whole
+// blob is verified, and returns the digest of the plain content.
+func (p *Plain) Finish() (diffID string, err error) {
+	if _, err := io.Copy(io.Discard, p); err != nil {
+		return "", err
+	}
+	if _, err := io.Copy(io.Discard, p.under); err != nil {
+		return "", err
+	}
+	return "sha256:" + hex.EncodeToString(p.hash.Sum(nil)), nil
+}
+
+// Close ends the download.
+func (p *Plain) Close() error { return errors.Join(p.plain.Close(), p.under.Close()) }
+
+// told tells how much was read.
+type told struct {
+	r  io.Reader
+	fn func(n int)
+}
+
+func (t told) Read(p []byte) (int, error) {
+	n, err := t.r.Read(p)
+	if t.fn != nil && n > 0 {
+		t.fn(n)
+	}
+	return n, err
 }

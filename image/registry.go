@@ -201,3 +201,20 @@ func retryAfter(h string, now time.Time) (time.Duration, bool) {
 	}
 	return 0, false
 }
+
+// ReferenceName is the whole name of what a reference to a registry means, the
+// same for all ways to write it. Invalid if it is no reference.
+func ReferenceName(source string, opts Options) (string, error) {
+	ref, err := parseReference(strings.TrimPrefix(source, "docker://"), opts)
+	if err != nil {
+		return "", dsec.Errorf(dsec.Invalid, "parse reference", dsec.Quote(source), "%w", err)
+	}
+	return ref.Name(), nil
+}
+
+// IsPinned reports whether a reference names its image by digest, so that it
+// never means another.
+func IsPinned(source string) bool {
+	_, err := name.NewDigest(strings.TrimPrefix(source, "docker://"))
+	return err == nil
+}

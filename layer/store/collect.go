@@ -61,10 +61,17 @@ func (s *Store) Remove(ctx context.Context, ref dsec.LayerRef) error {
 		return err
 	}
 	if !strings.HasPrefix(string(ref), "sha256:") {
-		if err := s.Untag(ctx, string(ref)); err != nil {
+		err := s.Untag(ctx, string(ref))
+		if dsec.ClassOf(err) == dsec.NotFound {
+			var stacks []layer.Digest
+			if stacks, err = s.forgetRefs(string(ref)); err == nil && len(stacks) == 0 {
+				err = dsec.Errorf(dsec.NotFound, "remove layer", dsec.Quote(string(ref)), "no image or layer of that name")
+			}
+		}
+		if err != nil {
 			return err
 		}
-		_, err := s.drop(d, 0)
+		_, err = s.drop(d, 0)
 		return err
 	}
 	e, err := s.Inspect(ctx, ref)

@@ -133,6 +133,11 @@ func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged) (Entry, erro
 			e.Tags = append(e.Tags, tag)
 		}
 	}
+	for _, r := range s.refs {
+		if r.Stack == d {
+			e.Tags = append(e.Tags, r.Ref)
+		}
+	}
 	for name, held := range s.leases {
 		if slices.Contains(held.Digests, d) || slices.Contains(held.Meant, d) {
 			e.Leases = append(e.Leases, name)

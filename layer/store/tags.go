@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -161,6 +162,11 @@ func (s *Store) resolveLocked(ref dsec.LayerRef) (layer.Digest, error) {
 		return layer.ParseDigest(string(ref))
 	}
 	t, err := s.readTagLocked(string(ref))
+	if err != nil || !s.sees(t.project) {
+		if r, ok := s.refLocked(string(ref), image.Options{}); ok {
+			return r.Stack, nil
+		}
+	}
 	if err == nil && !s.sees(t.project) {
 		err = dsec.Errorf(dsec.NotFound, "resolve layer", dsec.Quote(string(ref)), "no image or layer of that name in project %s; dsec image ls shows what there is", s.project)
 	}
