@@ -301,3 +301,13 @@ func TestE28_RateLimitHoldsForAllRequests(t *testing.T) {
 		t.Errorf("%d times limited, %d requests came too early", limited, early)
 	}
 }
+
+// mustLayer is the last layer of an image.
+func mustLayer(t testing.TB, img v1.Image) v1.Layer {
+	t.Helper()
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return layers[len(layers)-1]
+}
