@@ -61,7 +61,7 @@ func (s *Store) convertImage(ctx context.Context, m *making, r *image.Remote, op
 		}
 		st.parts = []layer.Part{{Digest: nothing.Digest}}
 	}
-	return layer.Stack{Layers: layer.TopMost(st.parts), Config: r.Config}, nil
+	return layer.Stack{Layers: s.premerged(ctx, layer.TopMost(st.parts)), Config: r.Config}, nil
 }
 
 // pulling is how one layer of an image is fetched.

@@ -20,14 +20,8 @@ type EnsureOptions struct {
 	Image image.Options
 }
 
-// Progress of making an image known.
-type Progress struct {
-	Phase string        // queue, resolve, wait (another machine is at a layer), convert, stack
-	Done  int64         // bytes of layers that were fetched, or need not be
-	Total int64         // of those that the image has; 0: not known yet
-	Queue int           // images before it and it; 0: it is being made
-	Left  time.Duration // as the bytes went so far; 0: not known
-}
+// Progress is layer.Progress.
+type Progress = layer.Progress
 
 // progressEvery is how often a caller is told.
 const progressEvery = 200 * time.Millisecond

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path"
 	"regexp"
@@ -46,7 +47,16 @@ func (s *Store) Acquire(ctx context.Context, name string, refs []dsec.LayerRef) 
 		return layer.Set{}, dsec.Errorf(dsec.Invalid, op, dsec.Quote(name), "want letters, digits and ._:@+-, at most 128")
 	}
 	for races := 0; ; races++ {
-		set, missing, err := s.tryAcquire(name, refs)
+		set, missing, err := s.tryAcquire(name, refs, races == 0)
+		if unknown, ok := errors.AsType[*unknownRef](err); ok {
+			if races > 0 {
+				return layer.Set{}, unknown.err
+			}
+			if err := s.makeKnown(ctx, refs); err != nil {
+				return layer.Set{}, err
+			}
+			continue
+		}
 		if err != nil || missing == "" {
 			return set, err
 		}
@@ -59,8 +69,9 @@ func (s *Store) Acquire(ctx context.Context, name string, refs []dsec.LayerRef) 
 	}
 }
 
-// tryAcquire leases what is here, or names the first layer that is not.
-func (s *Store) tryAcquire(name string, refs []dsec.LayerRef) (set layer.Set, missing layer.Digest, err error) {
+// tryAcquire leases what is here, or names the first layer that is not. At first
+// a reference may be too old to be believed.
+func (s *Store) tryAcquire(name string, refs []dsec.LayerRef, first bool) (set layer.Set, missing layer.Digest, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, ok := s.leases[name]
@@ -71,6 +82,12 @@ func (s *Store) tryAcquire(name string, refs []dsec.LayerRef) (set layer.Set, mi
 		held = lease{Refs: slices.Clone(refs)}
 		for _, ref := range refs {
 			d, err := s.resolveLocked(ref)
+			if err == nil && first && s.staleLocked(ref) {
+				err = dsec.Errorf(dsec.NotFound, "resolve layer", dsec.Quote(string(ref)), "was resolved too long ago")
+			}
+			if dsec.ClassOf(err) == dsec.NotFound && s.opts.OnDemand != nil && hasRegistry(string(ref)) {
+				err = &unknownRef{err}
+			}
 			if err != nil {
 				return set, "", err
 			}

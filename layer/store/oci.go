@@ -78,25 +78,29 @@ func (s *Store) note(key string, c converted) error {
 	return s.writeFile(filepath.Join("oci", key), append(b, '\n'), true)
 }
 
+// notedHere reads a note of this machine; false if there is none that can be read.
+func (s *Store) notedHere(key string) (converted, bool) {
+	b, err := os.ReadFile(s.path("oci", key))
+	if err != nil {
+		return converted{}, false
+	}
+	c, err := decodeNote(b)
+	return c, err == nil
+}
+
 // noted finds what became of a layer, with the layer made whole here; false if
 // it has to be made. What cannot be read is made again.
 func (s *Store) noted(ctx context.Context, keys ...string) (converted, bool, error) {
 	for _, key := range keys {
-		b, err := os.ReadFile(s.path("oci", key))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return converted{}, false, err
-		}
-		if err == nil {
-			c, err := decodeNote(b)
-			if err == nil && s.whole(ctx, c.Layer) == nil {
-				s.shareOnce(c, key)
-				return c, true, nil
-			}
+		if c, ok := s.notedHere(key); ok && s.whole(ctx, c.Layer) == nil {
+			s.shareOnce(c, key)
+			return c, true, nil
 		}
 		if s.opts.Blobs == nil {
 			continue
 		}
-		if b, err = blob.ReadAll(ctx, s.opts.Blobs, "oci/"+key, maxNote); err != nil {
+		b, err := blob.ReadAll(ctx, s.opts.Blobs, "oci/"+key, maxNote)
+		if err != nil {
 			if dsec.ClassOf(err) == dsec.NotFound {
 				continue
 			}

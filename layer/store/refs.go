@@ -53,13 +53,17 @@ func (s *Store) loadRefs() error {
 
 // setRef notes what a reference means now.
 func (s *Store) setRef(name, platform string, d layer.Digest) error {
-	r := reference{Version: 1, Ref: name, Platform: platform, Stack: d, At: time.Now().UTC()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.setRefLocked(name, platform, d, time.Now())
+}
+
+func (s *Store) setRefLocked(name, platform string, d layer.Digest, at time.Time) error {
+	r := reference{Version: 1, Ref: name, Platform: platform, Stack: d, At: at.UTC()}
 	b, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	key := refKey(name, platform)
 	if err := s.writeFile(filepath.Join("refs", key), append(b, '\n'), true); err != nil {
 		return err

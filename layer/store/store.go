@@ -59,6 +59,10 @@ type Options struct {
 	// ClaimTTL is how long a machine that says nothing is taken to be alive;
 	// default 15 s.
 	ClaimTTL time.Duration
+	// OnDemand, if not nil, makes OCI references that name their registry
+	// (registry/name:tag) known when they are acquired. What one meant stays what
+	// it means until Ensure looks again, or for MaxAge if that is above 0.
+	OnDemand *EnsureOptions
 	// Layers is how many layers are fetched and converted at a time, of all
 	// images together; default the number of processors, at least 2.
 	Layers int
