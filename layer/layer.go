@@ -74,3 +74,6 @@ type Store interface {
 	// Leases lists the names held, so that a restarted node can drop strays.
 	Leases(ctx context.Context) ([]string, error)
 }
+
+// IsTemplate reports whether it is a stack that binds a name to parts.
+func (i Info) IsTemplate() bool { return i.IsStack() && i.Layers[0].Role != "" }

@@ -1011,7 +1011,7 @@ func (x *EnsureResponse) GetLayer() *Layer {
 
 type TemplateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Tag           string                 `protobuf:"bytes,1,opt,name=tag,proto3" json:"tag,omitempty"` // its name
 	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
 	Workspace     string                 `protobuf:"bytes,3,opt,name=workspace,proto3" json:"workspace,omitempty"`
 	Toolkits      []string               `protobuf:"bytes,4,rep,name=toolkits,proto3" json:"toolkits,omitempty"`
@@ -1050,9 +1050,9 @@ func (*TemplateRequest) Descriptor() ([]byte, []int) {
 	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{16}
 }
 
-func (x *TemplateRequest) GetName() string {
+func (x *TemplateRequest) GetTag() string {
 	if x != nil {
-		return x.Name
+		return x.Tag
 	}
 	return ""
 }
@@ -1386,9 +1386,9 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x05total\x18\x04 \x01(\x03R\x05total\x12\x14\n" +
 	"\x05queue\x18\x05 \x01(\x05R\x05queue\x12\x17\n" +
 	"\aleft_ms\x18\x06 \x01(\x03R\x06leftMs\x12$\n" +
-	"\x05layer\x18\a \x01(\v2\x0e.dsec.v1.LayerR\x05layer\"\x8e\x01\n" +
-	"\x0fTemplateRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05layer\x18\a \x01(\v2\x0e.dsec.v1.LayerR\x05layer\"\x8c\x01\n" +
+	"\x0fTemplateRequest\x12\x10\n" +
+	"\x03tag\x18\x01 \x01(\tR\x03tag\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x1c\n" +
 	"\tworkspace\x18\x03 \x01(\tR\tworkspace\x12\x1a\n" +
 	"\btoolkits\x18\x04 \x03(\tR\btoolkits\x12\x17\n" +
