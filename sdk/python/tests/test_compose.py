@@ -148,7 +148,7 @@ def test_what_cannot_be_ensured_is_said(client: Client, server: Server, registry
     with pytest.raises(NotFound):
         client.images.ensure([f"{registry.host}/nothing:1"])
     with pytest.raises(Invalid):
-        client.images.ensure("a string, no list")  # type: ignore[arg-type]
+        client.images.ensure("a string, no list")
     with pytest.raises(Invalid):
         client.images.ensure(["oci:/etc"])
 
