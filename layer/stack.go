@@ -13,7 +13,7 @@ import (
 // The format, see docs/formats/stack.md.
 const (
 	StackVersion = 1
-	MaxStack     = 256     // layers in one stack, and in all that a sandbox stands on
+	MaxStack     = 80      // layers in one stack, and in all that a sandbox stands on: what an old kernel can be told at once
 	MaxStackSize = 1 << 20 // bytes of its text
 )
 

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -183,3 +184,22 @@ func TestAReferenceBecomesKnownWhenItIsAcquired(t *testing.T) {
 type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+func TestAnImageOfManyLayersFits(t *testing.T) {
+	ctx, reg := context.Background(), newRegistry(t)
+	var layers [][]byte
+	for i := range 127 {
+		layers = append(layers, tarOf(t, fmt.Sprintf("f%03d=%d", i, i), "last="+fmt.Sprint(i), fmt.Sprintf(".wh.f%03d", i-2)))
+	}
+	ref, _ := reg.push(t, "many:1", layers...)
+	s := openStore(t, t.TempDir(), Options{})
+	for range 2 { // the second time everything is known
+		info, err := s.Ensure(ctx, ref, EnsureOptions{}, nil)
+		if err != nil || len(info.Layers) != maxImageLayers {
+			t.Fatalf("%d layers, %v", len(info.Layers), err)
+		}
+		if got, want := layout(t, s, ref), "f125=125 f126=126 last=126"; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}

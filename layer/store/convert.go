@@ -61,7 +61,28 @@ func (s *Store) convertImage(ctx context.Context, m *making, r *image.Remote, op
 		}
 		st.parts = []layer.Part{{Digest: nothing.Digest}}
 	}
-	return layer.Stack{Layers: s.premerged(ctx, layer.TopMost(st.parts)), Config: r.Config}, nil
+	parts, err := s.fitting(ctx, s.premerged(ctx, layer.TopMost(st.parts)))
+	return layer.Stack{Layers: parts, Config: r.Config}, err
+}
+
+// maxImageLayers leaves room for a workspace and toolkits above an image.
+const maxImageLayers = layer.MaxStack / 2
+
+// fitting merges the layers at the bottom of an image that has too many.
+func (s *Store) fitting(ctx context.Context, parts []layer.Part) ([]layer.Part, error) {
+	for len(parts) > maxImageLayers {
+		n := min(len(parts)-maxImageLayers+1, layer.MaxStack)
+		var bottom []layer.Digest
+		for _, p := range parts[:n] {
+			bottom = append(bottom, p.Digest)
+		}
+		info, err := s.mergeLayers(ctx, bottom)
+		if err != nil {
+			return nil, err
+		}
+		parts = append([]layer.Part{{Digest: info.Digest}}, parts[n:]...)
+	}
+	return parts, nil
 }
 
 // pulling is how one layer of an image is fetched.
