@@ -190,6 +190,19 @@ func TestADownloadGoesOnWhereItBroke(t *testing.T) {
 	if left, err := os.ReadDir(s.path("parts")); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
+	// One that nobody goes on with is collected.
+	if err := os.WriteFile(s.path("parts", d.Hex), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, grace := range []time.Duration{time.Hour, 1} {
+		s.opts.Grace = grace
+		if _, err := s.Collect(ctx, false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(s.path("parts", d.Hex)); os.IsNotExist(err) != (grace == 1) {
+			t.Errorf("grace %v: %v", grace, err)
+		}
+	}
 }
 
 func startEnsure(t testing.TB, dir, ref string) *exec.Cmd {
@@ -215,4 +228,15 @@ func until(t testing.TB, what string, ok func() bool) {
 			t.Fatal("no ", what)
 		}
 	}
+}
+
+func FuzzDecodeNote(f *testing.F) {
+	f.Add([]byte(`{"version":1,"layer":"sha256:` + strings.Repeat("0a", 32) + `","loose":true}`))
+	f.Add([]byte(`{"version":1,"layer":"sha256:../../escape"}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := decodeNote(b)
+		if err == nil && (c.Version != 1 || c.Layer != "" && len(c.Layer) != 71) {
+			t.Errorf("accepted %+v", c)
+		}
+	})
 }

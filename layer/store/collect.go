@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +26,11 @@ func (s *Store) Collect(ctx context.Context, dry bool) ([]layer.Info, error) {
 		return nil, err
 	}
 	var gone []layer.Info
+	if !dry {
+		if err := s.dropParts(); err != nil {
+			return nil, err
+		}
+	}
 	// Stacks first: what they alone keep goes with them.
 	slices.SortStableFunc(all, func(a, b Entry) int { return len(a.Stacks) - len(b.Stacks) })
 	going := map[string]bool{}
@@ -49,6 +56,24 @@ func (s *Store) Collect(ctx context.Context, dry bool) ([]layer.Info, error) {
 		gone = append(gone, e.Info)
 	}
 	return gone, nil
+}
+
+// dropParts removes downloads that nobody went on with for the grace time.
+func (s *Store) dropParts() error {
+	files, err := os.ReadDir(s.path("parts"))
+	if err != nil {
+		return diskError("collect layers", s.dir, err)
+	}
+	for _, f := range files {
+		st, err := f.Info()
+		if err == nil && time.Since(st.ModTime()) >= s.opts.Grace {
+			err = os.Remove(s.path("parts", f.Name()))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return diskError("collect layers", f.Name(), err)
+		}
+	}
+	return nil
 }
 
 // Remove takes a tag away, and with it the layer if nothing else keeps it; or
