@@ -41,14 +41,14 @@ var authorization = map[string]string{
 	"Files/SetAttr": owner, "Files/Watch": owner,
 	"Events/Open": project, "Events/Subscribe": session, "Events/Unsubscribe": session, "Events/Ack": session,
 	"Layers/Import": tagging, "Layers/Build": tagging, "Layers/Tag": tagging, "Layers/Remove": admins,
-	"Layers/List": project, "Layers/Inspect": project,
+	"Layers/List": project, "Layers/Inspect": project, "Layers/Ensure": everyone, "Layers/CreateTemplate": tagging, "Layers/Merge": admins,
 	"System/Info": everyone, "System/Nodes": everyone, "System/Doctor": everyone,
 	"Keys/Create": admins, "Keys/List": admins, "Keys/Revoke": admins,
 
 	"GET /v1/sandboxes/{id}/files": owner, "PUT /v1/sandboxes/{id}/files": owner, "GET /v1/sandboxes/{id}/tree": owner,
 	"PUT /v1/sandboxes/{id}/tree": owner, "PUT /v1/sandboxes/{id}/execs/{exec}/stdin": owner,
 	"GET /v1/sandboxes/{id}/tunnel/{port}": owner, "/v1/sandboxes/{id}/ports/{port}/{rest...}": owner,
-	"POST /v1/layers/upload": tagging, "GET /v1/nodes/{node}/metrics": everyone, "GET /metrics": everyone,
+	"POST /v1/layers/upload": tagging, "GET /v1/layers/export": project, "GET /v1/nodes/{node}/metrics": everyone, "GET /metrics": everyone,
 }
 
 // endpoint is one method or route, with a request to try it.

@@ -50,6 +50,7 @@ func (g *Gateway) raw() map[string]func(http.ResponseWriter, *http.Request) erro
 		"PUT /v1/sandboxes/{id}/tree":               g.uploadTree,
 		"PUT /v1/sandboxes/{id}/execs/{exec}/stdin": g.feedStdin,
 		"POST /v1/layers/upload":                    g.uploadLayer,
+		"GET /v1/layers/export":                     g.exportImage,
 		"GET /v1/sandboxes/{id}/tunnel/{port}":      g.tunnel,
 		"/v1/sandboxes/{id}/ports/{port}/{rest...}": g.port,
 		"GET /v1/nodes/{node}/metrics":              g.nodeMetrics,
@@ -153,7 +154,7 @@ func knownMethod(path string) bool {
 var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Renew",
 	"Commit", "Stats", "Exec", "WriteStdin", "CloseStdin", "Signal", "Kill", "Resize", "Wait", "Output", "Kept", "Release",
 	"Open", "Subscribe", "Unsubscribe", "Ack", "Stat", "Mkdir", "Move", "Remove", "SetAttr", "Watch", "Import", "Build",
-	"Inspect", "Tag", "Info", "Nodes", "Doctor", "Revoke"}
+	"Inspect", "Tag", "Ensure", "CreateTemplate", "Merge", "Info", "Nodes", "Doctor", "Revoke"}
 
 // recorder notes what is answered, and gives each write its own deadline: a
 // client that takes nothing for that long is cut off.

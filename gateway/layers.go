@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"context"
+	"net/http"
+	"net/url"
 	"regexp"
 
 	"connectrpc.com/connect"
@@ -96,6 +98,58 @@ func (l *layers) Remove(ctx context.Context, req *dsecv1.RemoveLayerRequest) (*d
 	}
 	resp := &dsecv1.RemoveLayerResponse{}
 	return resp, l.ask(ctx, wire.VerbRemoveRef, req, resp)
+}
+
+// maxRefs bounds the references of one call.
+const maxRefs = 256
+
+func (l *layers) Ensure(ctx context.Context, req *dsecv1.EnsureRequest, stream *connect.ServerStream[dsecv1.EnsureResponse]) error {
+	if len(req.Refs) == 0 || len(req.Refs) > maxRefs {
+		return dsec.Errorf(dsec.Invalid, "ensure images", "refs", "%d references, want 1 to %d", len(req.Refs), maxRefs)
+	}
+	for _, ref := range req.Refs {
+		if !registryRef.MatchString(ref) || schemes.MatchString(ref) || len(ref) > 4096 {
+			return dsec.Errorf(dsec.Invalid, "ensure images", dsec.Quote(ref), "not a reference to a registry")
+		}
+	}
+	node, err := l.layerNode()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := within(ctx, commitWithin)
+	defer cancel()
+	r, closer, err := l.cfg.Cluster.Stream(ctx, node, wire.PathEnsure, scope(ctx), req)
+	if err != nil {
+		return err
+	}
+	defer closer.Close()
+	return relay(r, closer, func() *dsecv1.EnsureResponse { return &dsecv1.EnsureResponse{} }, stream.Send, &dsecv1.EnsureResponse{})
+}
+
+func (l *layers) CreateTemplate(ctx context.Context, req *dsecv1.TemplateRequest) (*dsecv1.TemplateResponse, error) {
+	resp := &dsecv1.TemplateResponse{}
+	return resp, l.ask(ctx, wire.VerbTemplate, req, resp)
+}
+
+// Merge changes what names of every project mean, though not what they show.
+func (l *layers) Merge(ctx context.Context, req *dsecv1.MergeRequest) (*dsecv1.MergeResponse, error) {
+	if err := admin(ctx, "merge layers"); err != nil {
+		return nil, err
+	}
+	resp := &dsecv1.MergeResponse{}
+	return resp, l.ask(ctx, wire.VerbMerge, req, resp)
+}
+
+// exportImage answers with an OCI image archive.
+func (g *Gateway) exportImage(w http.ResponseWriter, r *http.Request) error {
+	if err := wire.CheckQuery(r.URL.Query()); err != nil {
+		return err
+	}
+	node, err := g.layerNode()
+	if err != nil {
+		return err
+	}
+	return g.pass(w, r, node, wire.PathExport+"?"+url.Values{"ref": {r.URL.Query().Get("ref")}}.Encode())
 }
 
 // Tag is for tags of the caller's project, which the store checks, as it does

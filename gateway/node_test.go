@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"strings"
 	"sync"
@@ -223,6 +224,42 @@ func (s *shelf) Remove(_ context.Context, ref dsec.LayerRef) (bool, error) {
 	_, ok := s.list[string(ref)]
 	delete(s.list, string(ref))
 	return ok, nil
+}
+
+func (s *shelf) Ensure(_ context.Context, r nodeapi.Ensure, progress func(layer.Progress)) (nodeapi.Layer, error) {
+	if r.Ref == "registry/missing" {
+		return nodeapi.Layer{}, dsec.Errorf(dsec.NotFound, "resolve", r.Ref, "no such manifest")
+	}
+	progress(layer.Progress{Phase: "queue", Queue: 2})
+	progress(layer.Progress{Phase: "convert", Done: 1, Total: 2, Left: time.Second})
+	return nodeapi.Layer{Info: layer.Info{Digest: "sha256:1", Source: r.Ref, Layers: []layer.Part{{Digest: "sha256:2"}}}}, nil
+}
+
+func (s *shelf) Template(ctx context.Context, t nodeapi.Template) (nodeapi.Layer, error) {
+	if err := s.MayTag(ctx, dsec.LayerRef(t.Name)); err != nil {
+		return nodeapi.Layer{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := nodeapi.Layer{Info: layer.Info{Digest: "sha256:3", Layers: []layer.Part{{Digest: "sha256:2", Role: layer.RoleBase, Ref: t.Image}}}, Tags: []string{t.Name}}
+	for _, ref := range t.Toolkits {
+		l.Layers = append(l.Layers, layer.Part{Digest: "sha256:4", Role: layer.RoleToolkit, Ref: ref})
+	}
+	s.list[t.Name], s.owners[t.Name] = l, s.project
+	s.made++
+	return l, nil
+}
+
+func (s *shelf) Merge(_ context.Context, refs []dsec.LayerRef, dry bool) ([]nodeapi.Merged, error) {
+	return []nodeapi.Merged{{Layers: []layer.Digest{"sha256:5", "sha256:6"}, Images: []string{fmt.Sprint(refs, dry)}, Before: 7, After: 3}}, nil
+}
+
+func (s *shelf) Export(_ context.Context, ref dsec.LayerRef, w io.Writer) error {
+	if ref == "missing" {
+		return dsec.Errorf(dsec.NotFound, "find layer", string(ref), "no such tag")
+	}
+	_, err := io.WriteString(w, "archive of "+string(ref))
+	return err
 }
 
 func (s *shelf) Tag(ctx context.Context, ref, tag dsec.LayerRef) error {

@@ -64,6 +64,11 @@ func (g *Gateway) get(w http.ResponseWriter, r *http.Request, what string) error
 	if err != nil {
 		return err
 	}
+	return g.pass(w, r, node, path)
+}
+
+// pass is get of a path of a node.
+func (g *Gateway) pass(w http.ResponseWriter, r *http.Request, node dsec.NodeID, path string) error {
 	resp, err := g.cfg.Cluster.Do(r.Context(), node, wire.Request{Method: http.MethodGet, Path: path, Project: scope(r.Context())})
 	if err != nil {
 		return err

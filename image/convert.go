@@ -27,6 +27,9 @@ type Options struct {
 	// what overlayfs understands instead of being applied.
 	KeepWhiteouts bool `json:"keep_whiteouts,omitempty"`
 	UserXattr     bool `json:"user_xattr,omitempty"` // opaque directories for mounts with userxattr
+	// Loose makes a layer of one OCI layer without those below it: what they
+	// decide is marked, for Below.Settle. It implies KeepWhiteouts.
+	Loose bool `json:"loose,omitempty"`
 
 	MaxBytes   int64 `json:"max_bytes,omitempty"`   // of contents; default 256 GiB
 	MaxEntries int64 `json:"max_entries,omitempty"` // default 8 Mi
@@ -138,6 +141,7 @@ func (o *Options) fill() error {
 		return errors.New("at: a reserved name")
 	}
 	o.At = at
+	o.KeepWhiteouts = o.KeepWhiteouts || o.Loose
 	for _, l := range []struct {
 		v   *int64
 		def int64

@@ -23,8 +23,10 @@ type entry struct {
 	target string // of a symbolic link, verbatim
 	link   string // of a hard link: the name it shares an inode with
 	isLink bool
+	hides  bool // made of a whiteout
 	xattrs []erofs.Xattr
 	runs   []erofs.Run // the contents once they are in the data file
+	node   *erofs.Node // what has the contents, if they stay where they are
 }
 
 // layerSource is one layer to apply. each calls fn for every member in order;

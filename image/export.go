@@ -20,7 +20,10 @@ func WriteTar(ctx context.Context, im *erofs.Image, w io.Writer, oci bool) error
 	if err != nil {
 		return classify("export layer", "", err)
 	}
-	err = x.node("", root)
+	says, err := x.saysOfRoot(root)
+	if err == nil && says {
+		err = x.node("", root)
+	}
 	if err == nil {
 		err = im.Walk(func(path string, n *erofs.Node) error {
 			if err := ctx.Err(); err != nil {
@@ -36,6 +39,14 @@ func WriteTar(ctx context.Context, im *erofs.Image, w io.Writer, oci bool) error
 		return classify("export layer", "", err)
 	}
 	return nil
+}
+
+// saysOfRoot tells whether there is something to write of the root. A layer of an
+// OCI image whose source said nothing says nothing.
+func (x *exporter) saysOfRoot(n *erofs.Node) (bool, error) {
+	xs, err := n.Xattrs()
+	nothing := n.Mode == erofs.TypeDir|0o755 && n.UID == 0 && n.GID == 0 && n.Mtime == 0 && n.Nsec == 0 && len(xs) == 0
+	return !x.oci || !nothing, err
 }
 
 type exporter struct {

@@ -138,8 +138,9 @@ func (r resolver) fromImage(ctx context.Context, m *v1.Manifest) (*opened, error
 		return nil, err
 	}
 	out := &opened{config: config}
+	diffIDs := diffIDsOf(raw, len(m.Layers))
 	var total int64
-	for _, d := range m.Layers {
+	for i, d := range m.Layers {
 		if err := checkLayer(d); err != nil {
 			return nil, err
 		}
@@ -147,8 +148,25 @@ func (r resolver) fromImage(ctx context.Context, m *v1.Manifest) (*opened, error
 			return nil, fmt.Errorf("manifest: layers of more than %d bytes", r.opts.MaxBytes)
 		}
 		out.layers = append(out.layers, r.layer(d))
+		out.blobs = append(out.blobs, Blob{Digest: d.Digest.String(), DiffID: diffIDs[i], Size: d.Size})
 	}
 	return out, nil
+}
+
+// diffIDsOf reads the digests of the plain layers; empty where a config says
+// nothing that can be used.
+func diffIDsOf(rawConfig []byte, n int) []string {
+	out := make([]string, n)
+	f, err := v1.ParseConfigFile(bytes.NewReader(rawConfig))
+	if err != nil || len(f.RootFS.DiffIDs) != n {
+		return out
+	}
+	for i, d := range f.RootFS.DiffIDs {
+		if d.Algorithm == "sha256" {
+			out[i] = d.String()
+		}
+	}
+	return out
 }
 
 func (r resolver) config(raw []byte) (*Config, error) {

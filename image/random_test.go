@@ -178,6 +178,11 @@ func TestRandomLayersMatchARealUnpack(t *testing.T) {
 
 func convertLayers(t testing.TB, layers []layerSource) (converted, error) {
 	t.Helper()
+	return convertWith(t, layers, Options{})
+}
+
+func convertWith(t testing.TB, layers []layerSource, opts Options) (converted, error) {
+	t.Helper()
 	d := t.TempDir()
 	meta, err := os.Create(filepath.Join(d, "meta"))
 	if err != nil {
@@ -189,7 +194,6 @@ func convertLayers(t testing.TB, layers []layerSource) (converted, error) {
 		t.Fatal(err)
 	}
 	defer data.Close()
-	opts := Options{}
 	if err := opts.fill(); err != nil {
 		t.Fatal(err)
 	}

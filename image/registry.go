@@ -105,6 +105,7 @@ func openRegistry(ctx context.Context, source string, opts Options) (*opened, er
 type repository struct {
 	ref  name.Reference
 	opts Options
+	way  http.RoundTripper // nil: one of its own
 }
 
 func (r repository) open(ctx context.Context) (*opened, error) {
@@ -117,12 +118,12 @@ func (r repository) open(ctx context.Context) (*opened, error) {
 }
 
 func (r repository) options(ctx context.Context) []remote.Option {
-	auth := authn.Anonymous
-	if c, ok := r.opts.Credentials[r.ref.Context().RegistryStr()]; ok {
-		auth = authn.FromConfig(authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.Token})
+	way := r.way
+	if way == nil {
+		way = newGate(remote.DefaultTransport)
 	}
-	return []remote.Option{remote.WithContext(ctx), remote.WithAuth(auth), remote.WithTransport(patient{remote.DefaultTransport}),
-		remote.WithUserAgent("dsec")}
+	return []remote.Option{remote.WithContext(ctx), remote.WithAuth(authOf(r.opts.Credentials[r.ref.Context().RegistryStr()])),
+		remote.WithTransport(way), remote.WithUserAgent("dsec")}
 }
 
 func (r repository) blob(ctx context.Context, d v1.Descriptor, manifest bool) (io.ReadCloser, error) {
@@ -191,31 +192,6 @@ func registryError(object string, err error) error {
 	return err
 }
 
-// patient waits as long as a registry that limits its rate asks, within reason.
-type patient struct{ next http.RoundTripper }
-
-func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
-	for waits := 0; ; waits++ {
-		resp, err := p.next.RoundTrip(req)
-		if err != nil || resp.StatusCode != http.StatusTooManyRequests || waits == maxWaits || req.Body != nil && req.Body != http.NoBody {
-			return resp, err
-		}
-		wait, ok := retryAfter(resp.Header.Get("Retry-After"), time.Now())
-		if !ok || wait > maxRetryAfter {
-			return resp, nil
-		}
-		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<16)) // so that the connection can be used again
-		resp.Body.Close()
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-req.Context().Done():
-			t.Stop()
-			return nil, req.Context().Err()
-		}
-	}
-}
-
 func retryAfter(h string, now time.Time) (time.Duration, bool) {
 	if s, err := strconv.Atoi(h); err == nil && s >= 0 {
 		return time.Duration(s) * time.Second, true
@@ -224,4 +200,21 @@ func retryAfter(h string, now time.Time) (time.Duration, bool) {
 		return max(0, t.Sub(now)), true
 	}
 	return 0, false
+}
+
+// ReferenceName is the whole name of what a reference to a registry means, the
+// same for all ways to write it. Invalid if it is no reference.
+func ReferenceName(source string, opts Options) (string, error) {
+	ref, err := parseReference(strings.TrimPrefix(source, "docker://"), opts)
+	if err != nil {
+		return "", dsec.Errorf(dsec.Invalid, "parse reference", dsec.Quote(source), "%w", err)
+	}
+	return ref.Name(), nil
+}
+
+// IsPinned reports whether a reference names its image by digest, so that it
+// never means another.
+func IsPinned(source string) bool {
+	_, err := name.NewDigest(strings.TrimPrefix(source, "docker://"))
+	return err == nil
 }

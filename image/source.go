@@ -17,6 +17,7 @@ import (
 // opened is a source that has been looked at.
 type opened struct {
 	layers  []layerSource
+	blobs   []Blob // of an OCI image: what the layers are read from
 	config  *Config
 	closers []func() error
 }

@@ -20,7 +20,7 @@ const maxDepth = erofs.MaxPath / 2
 // at the root. With create, what is missing becomes a directory 0755 of root,
 // and what is in the way and not a directory gives way; without, nil is
 // returned instead.
-func (m *merger) resolve(name string, create bool) (*erofs.Inode, error) {
+func (m *merger) resolve(name string, create bool) (_ *erofs.Inode, err error) {
 	stack, names := []*erofs.Inode{m.root}, []string{}
 	todo := splitPath(name)
 	for links := 0; len(todo) > 0; {
@@ -46,7 +46,9 @@ func (m *merger) resolve(name string, create bool) (*erofs.Inode, error) {
 			if !create {
 				return nil, nil
 			}
-			c = erofs.NewDir(0o755)
+			if c, err = m.implied(); err != nil {
+				return nil, err
+			}
 			if err := m.link(dir, part, c); err != nil {
 				return nil, err
 			}
@@ -81,8 +83,8 @@ func (m *merger) link(dir *erofs.Inode, name string, c *erofs.Inode) error {
 
 // member gives one entry its place.
 func (m *merger) member(e *entry) error {
-	if e.mode == opaqueMark {
-		return m.markOpaque(e.name)
+	if e.mode >= opaqueMark {
+		return m.markOpaque(e.name, m.opts.Loose && e.mode == replacedMark)
 	}
 	name := path.Join(m.opts.At, e.name)
 	if name == "" {
@@ -109,6 +111,12 @@ func (m *merger) member(e *entry) error {
 	n := &erofs.Inode{Mode: e.mode, Rdev: e.rdev, Size: e.size, Target: e.target, Runs: e.runs}
 	if err := m.setOwner(n, e); err != nil {
 		return err
+	}
+	if e.hides {
+		m.hidden[n] = true
+	}
+	if e.node != nil && e.size > 0 {
+		m.origin[n] = contentsOf{fromLoose, e.node}
 	}
 	return m.link(dir, base, n)
 }
@@ -142,9 +150,12 @@ func (m *merger) setOwner(n *erofs.Inode, e *entry) error {
 // nothing in another stack, and a source could lie with it. What hides, or
 // moves a directory of a layer below, is kept in a layer made to stand on others.
 func (m *merger) wanted(x erofs.Xattr) bool {
+	if strings.HasPrefix(x.Name, ownXattrs) {
+		return false
+	}
 	for _, prefix := range []string{"trusted.overlay.", "user.overlay."} {
 		if rest, ok := strings.CutPrefix(x.Name, prefix); ok {
-			return m.opts.KeepWhiteouts && (rest == "opaque" || rest == "redirect")
+			return m.opts.KeepWhiteouts && !m.opts.Loose && (rest == "opaque" || rest == "redirect")
 		}
 	}
 	return true
@@ -154,6 +165,12 @@ func (m *merger) hardLink(dir *erofs.Inode, base string, e *entry) error {
 	target, err := m.linkTarget(e.link)
 	if err != nil {
 		return err
+	}
+	if target == nil && m.opts.Loose {
+		target, err = looseLink(e.link)
+		if err != nil {
+			return err
+		}
 	}
 	if target == nil {
 		return fmt.Errorf("hard link to %s: no such file in this layer or below", quoteName(e.link))
@@ -171,20 +188,28 @@ func (m *merger) linkTarget(name string) (*erofs.Inode, error) {
 		return nil, err
 	}
 	if dir != nil {
-		if c := dir.Child(path.Base(name)); c != nil {
-			return c, nil
+		c := dir.Child(path.Base(name))
+		if m.hidden[c] {
+			c = nil
 		}
+		if g := m.gone[name]; g != nil && (c == nil || c.IsDir()) {
+			return g, nil
+		}
+		return c, nil
 	}
 	return m.gone[name], nil
 }
 
-func (m *merger) markOpaque(name string) error {
+func (m *merger) markOpaque(name string, replaced bool) error {
 	d, err := m.resolve(path.Join(m.opts.At, name), true)
 	if err != nil {
 		return err
 	}
 	attr := opaqueTrusted
-	if m.opts.UserXattr {
+	switch {
+	case replaced:
+		attr = replacedXattr
+	case m.opts.UserXattr:
 		attr = opaqueUser
 	}
 	return d.SetXattr(attr, []byte("y"))

@@ -26,7 +26,13 @@ type Info struct {
 	Source   string        `json:"source"`          // where it came from, for people
 	Image    bool          `json:"image,omitempty"` // made of a whole root file system: a base; not part of the digest
 	Config   *image.Config `json:"config,omitempty"`
+	// Layers are those of a stack, the lowest first, and Digest is the stack's;
+	// sizes and entries are theirs together. Of a layer there are none.
+	Layers []Part `json:"layers,omitempty"`
 }
+
+// IsStack reports whether it is a stack and no layer.
+func (i Info) IsStack() bool { return len(i.Layers) > 0 }
 
 // Local is a layer that is whole on this machine. The files do not change and
 // do not go away while the lease that came with it is held.
@@ -57,12 +63,17 @@ type Store interface {
 	// For is the store as a project sees it: of tags only its own and those of
 	// nobody. "" sees all, as does the store itself.
 	For(project string) Store
-	// Acquire resolves refs (tags or digests, bottom first), makes the layers
-	// whole and verified here, and leases them under the name until Release.
-	// The same name and refs again return the same set. NotFound names the ref.
+	// Acquire resolves refs (tags or digests of layers or stacks, bottom first),
+	// makes the layers whole and verified here, and leases them under the name
+	// until Release. A stack stands for its layers; a layer that is there twice
+	// counts where it is highest. At most MaxStack layers in all. The same name
+	// and refs again return the same set. NotFound names the ref.
 	Acquire(ctx context.Context, lease string, refs []dsec.LayerRef) (Set, error)
 	// Release ends a lease. Unknown names are no error.
 	Release(ctx context.Context, lease string) error
 	// Leases lists the names held, so that a restarted node can drop strays.
 	Leases(ctx context.Context) ([]string, error)
 }
+
+// IsTemplate reports whether it is a stack that binds a name to parts.
+func (i Info) IsTemplate() bool { return i.IsStack() && i.Layers[0].Role != "" }

@@ -308,6 +308,7 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 	times, err := lifecycle.Run(ctx, "node.build",
 		lifecycle.Step{Name: "layers",
 			Do: func(ctx context.Context) (err error) {
+				ctx = layer.WithProgress(ctx, b.tellImage())
 				set, err = n.cfg.Store.For(b.rec.Project).Acquire(ctx, string(b.id), refsOf(spec))
 				if err == nil {
 					err = checkTwice(set, refsOf(spec))

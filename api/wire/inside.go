@@ -71,6 +71,9 @@ func Layer(i layer.Info, tags []string) *dsecv1.Layer {
 		p.Config = &dsecv1.ImageConfig{Env: c.Env, User: c.User, Workdir: c.Workdir, Entrypoint: c.Entrypoint,
 			Cmd: c.Cmd, Arch: c.Arch, StopSignal: c.StopSignal}
 	}
+	for _, l := range i.Layers {
+		p.Layers = append(p.Layers, &dsecv1.StackLayer{Digest: string(l.Digest), Role: string(l.Role), Ref: string(l.Ref)})
+	}
 	return p
 }
 
@@ -81,6 +84,9 @@ func LayerFrom(p *dsecv1.Layer) (layer.Info, []string) {
 	if c := p.GetConfig(); c != nil {
 		i.Config = &image.Config{Env: c.Env, User: c.User, Workdir: c.Workdir, Entrypoint: c.Entrypoint,
 			Cmd: c.Cmd, Arch: c.Arch, StopSignal: c.StopSignal}
+	}
+	for _, l := range p.GetLayers() {
+		i.Layers = append(i.Layers, layer.Part{Digest: layer.Digest(l.GetDigest()), Role: layer.Role(l.GetRole()), Ref: dsec.LayerRef(l.GetRef())})
 	}
 	return i, p.GetTags()
 }

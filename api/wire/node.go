@@ -41,6 +41,8 @@ const (
 	VerbInspect    = "layer_inspect"
 	VerbRemoveRef  = "layer_remove"
 	VerbTag        = "layer_tag"
+	VerbTemplate   = "layer_template"
+	VerbMerge      = "layer_merge"
 	VerbDoctor     = "doctor"
 )
 
@@ -53,6 +55,8 @@ const (
 	PathWatch   = "/watch"    // WatchRequest → WatchResponse…
 	PathImport  = "/import"   // ImportRequest → ImportResponse…
 	PathBuild   = "/build"    // BuildRequest → ImportResponse…
+	PathEnsure  = "/ensure"   // EnsureRequest → EnsureResponse…
+	PathExport  = "/export"   // ?ref= → a tar, in frames
 	PathMetrics = "/metrics"  // Prometheus text
 	PathUpload  = "/upload"   // a tar → ImportResponse…
 	PathSandbox = "/sandbox/" // + id + /files, /tree, /stdin/{exec}, /tunnel/{port}

@@ -139,6 +139,7 @@ func TestKilledWhileReading(t *testing.T) {
 	}
 	wg.Wait()
 	if len(wrong) > 0 {
+		t.Log(wrong)
 		t.Errorf("%d things are wrong, the first: %s", len(wrong), wrong[0])
 	}
 	if read == 0 || kills == 0 {

@@ -71,6 +71,52 @@ func (d *Data) Append(r io.Reader, size int64) ([]Run, error) {
 	return runs, nil
 }
 
+// Copy appends the contents of a file of another image, its holes kept as they
+// are, and returns where they are now. r reads the file, runs say where it has
+// contents.
+func (d *Data) Copy(r io.ReaderAt, size int64, runs []Run) ([]Run, error) {
+	var out []Run
+	for _, run := range runs {
+		block := d.Blocks()
+		if block+uint64(run.Count) > maxBlocks {
+			return nil, errors.New("data: more than 16 TiB")
+		}
+		end := run.Off + int64(run.Count)*BlockSize
+		if err := d.copyRange(r, run.Off, min(end, size)); err != nil {
+			return nil, err
+		}
+		if last := len(out) - 1; last >= 0 && out[last].Off+int64(out[last].Count)*BlockSize == run.Off {
+			out[last].Count += run.Count
+			continue
+		}
+		out = append(out, Run{Off: run.Off, Block: uint32(block), Count: run.Count})
+	}
+	return out, nil
+}
+
+// copyRange copies the bytes from off to end and pads them to a block.
+func (d *Data) copyRange(r io.ReaderAt, off, end int64) error {
+	for off < end {
+		b := d.buf[:min(end-off, int64(len(d.buf)))]
+		if n, err := r.ReadAt(b, off); n < len(b) {
+			if err == io.EOF || err == nil {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+		off += int64(len(b))
+		if pad := roundUp(len(b), BlockSize); pad > len(b) {
+			clear(d.buf[len(b):pad])
+			b = d.buf[:pad]
+		}
+		if _, err := d.w.WriteAt(b, d.pos); err != nil {
+			return err
+		}
+		d.pos += int64(len(b))
+	}
+	return nil
+}
+
 // unit copies n bytes and pads them to a block, or writes nothing if all are
 // zero.
 func (d *Data) unit(r io.Reader, n int64) (wrote bool, err error) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -185,3 +186,7 @@ func (n *Inode) walk(prefix string, fn func(string, *Inode) error) error {
 	}
 	return nil
 }
+
+// Inherit gives the directory every name of another, with the same inodes.
+// What it had under such a name is replaced.
+func (n *Inode) Inherit(from *Inode) { maps.Copy(n.children, from.children) }

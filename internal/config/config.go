@@ -49,6 +49,7 @@ type Node struct {
 	OpenConns     int      `yaml:"open_conns"`     // connections of one sandbox with network "open" at once
 	PortConns     int      `yaml:"port_conns"`     // connections to ports of one sandbox at once
 	Mirror        string   `yaml:"mirror"`         // registry mirror asked first, "host[:port]"
+	ImageAge      int      `yaml:"image_age"`      // hours after which a creation looks up again what a reference means; 0: never
 	KeepRecords   int      `yaml:"keep_records"`   // days
 	RecordBytes   string   `yaml:"record_bytes"`   // most bytes of records
 	OnDemand      bool     `yaml:"on_demand"`      // bring the data of layers as they are read; else whole, before they are used
@@ -134,6 +135,9 @@ func (c *Config) Validate() error {
 		if _, err := dsec.ParseNodeID(n.ID); err != nil {
 			return bad("node.id", "%w", err)
 		}
+	}
+	if n.ImageAge < 0 {
+		return bad("node.image_age", "%d hours", n.ImageAge)
 	}
 	if n.Shells < 0 || n.Shells > mostShells {
 		return bad("node.shells", "%d, want 0 to %d", n.Shells, mostShells)

@@ -2,8 +2,11 @@ package store
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,7 +26,16 @@ func (s *Store) Collect(ctx context.Context, dry bool) ([]layer.Info, error) {
 		return nil, err
 	}
 	var gone []layer.Info
+	if !dry {
+		if err := s.dropParts(); err != nil {
+			return nil, err
+		}
+	}
+	// Stacks first: what they alone keep goes with them.
+	slices.SortStableFunc(all, func(a, b Entry) int { return len(a.Stacks) - len(b.Stacks) })
+	going := map[string]bool{}
 	for _, e := range all {
+		e.Stacks = slices.DeleteFunc(e.Stacks, func(d string) bool { return going[d] })
 		if err := ctx.Err(); err != nil {
 			return gone, dsec.E(dsec.ClassOf(err), "collect layers", s.dir, err)
 		}
@@ -40,9 +52,28 @@ func (s *Store) Collect(ctx context.Context, dry bool) ([]layer.Info, error) {
 				continue
 			}
 		}
+		going[string(e.Digest)] = true
 		gone = append(gone, e.Info)
 	}
 	return gone, nil
+}
+
+// dropParts removes downloads that nobody went on with for the grace time.
+func (s *Store) dropParts() error {
+	files, err := os.ReadDir(s.path("parts"))
+	if err != nil {
+		return diskError("collect layers", s.dir, err)
+	}
+	for _, f := range files {
+		st, err := f.Info()
+		if err == nil && time.Since(st.ModTime()) >= s.opts.Grace {
+			err = os.Remove(s.path("parts", f.Name()))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return diskError("collect layers", f.Name(), err)
+		}
+	}
+	return nil
 }
 
 // Remove takes a tag away, and with it the layer if nothing else keeps it; or
@@ -55,10 +86,17 @@ func (s *Store) Remove(ctx context.Context, ref dsec.LayerRef) error {
 		return err
 	}
 	if !strings.HasPrefix(string(ref), "sha256:") {
-		if err := s.Untag(ctx, string(ref)); err != nil {
+		err := s.Untag(ctx, string(ref))
+		if dsec.ClassOf(err) == dsec.NotFound {
+			var stacks []layer.Digest
+			if stacks, err = s.forgetRefs(string(ref)); err == nil && len(stacks) == 0 {
+				err = dsec.Errorf(dsec.NotFound, "remove layer", dsec.Quote(string(ref)), "no image or layer of that name")
+			}
+		}
+		if err != nil {
 			return err
 		}
-		_, err := s.drop(d, 0)
+		_, err = s.drop(d, 0)
 		return err
 	}
 	e, err := s.Inspect(ctx, ref)
@@ -106,9 +144,13 @@ func (s *Store) unlinkLocked(d layer.Digest, grace time.Duration) (to string, er
 	if err != nil {
 		return "", diskError("remove layer", string(d), err)
 	}
-	if err := os.Rename(s.path("layers", d.Hex()), filepath.Join(tmp, "layer")); err != nil {
+	kind := "layers"
+	if e.IsStack() {
+		kind = "stacks"
+	}
+	if err := os.Rename(s.path(kind, d.Hex()), filepath.Join(tmp, "layer")); err != nil {
 		return "", diskError("remove layer", string(d), err)
 	}
-	delete(s.known, d)
+	s.forgetLocked(d)
 	return tmp, nil
 }

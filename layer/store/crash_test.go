@@ -24,6 +24,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(crashDir); dir != "" {
 		crashLoop(dir)
 	}
+	if dir := os.Getenv(ensureDir); dir != "" {
+		ensureChild(dir)
+	}
 	os.Exit(m.Run())
 }
 

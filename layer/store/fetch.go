@@ -14,7 +14,6 @@ import (
 	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
-	"github.com/opendsec/dsec/layer/ondemand"
 )
 
 // fetchOnce brings a layer to this machine: its metadata, and its data, or the
@@ -116,30 +115,6 @@ func (s *Store) fetchData(ctx context.Context, dir string, m layer.Manifest) (la
 		return ix, err
 	}
 	return ix, os.Remove(filepath.Join(dir, layer.PresentFile))
-}
-
-// fill fetches all data of a layer that nobody serves.
-func (s *Store) fill(ctx context.Context, dir string, m layer.Manifest, ix layer.Index) error {
-	data, err := os.OpenFile(filepath.Join(dir, layer.DataFile), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	f, err := os.OpenFile(filepath.Join(dir, layer.PresentFile), os.O_RDWR, 0)
-	if err != nil {
-		return errors.Join(err, data.Close())
-	}
-	present, err := layer.OpenPresence(f, len(ix.Chunks))
-	if err != nil {
-		return errors.Join(err, data.Close())
-	}
-	l, err := ondemand.Open(ondemand.Parts{Digest: m.Digest(), Index: ix, Data: data, Present: present}, ondemand.Options{Blobs: s.opts.Blobs, Lanes: s.lanes})
-	if err != nil {
-		return errors.Join(err, present.Close(), data.Close())
-	}
-	if err = l.Fill(ctx); err == nil {
-		err = l.Sync()
-	}
-	return errors.Join(err, l.Close())
 }
 
 // Promote makes a layer whole whose data have all come: from then on it is

@@ -108,32 +108,46 @@ func (s *Store) checkTag(tag string) error {
 	return s.MayTag(tag)
 }
 
-// convert makes a layer in tmp and moves it to its place.
+// convert makes a layer of a source, here and in the blob store.
 func (s *Store) convert(ctx context.Context, loc image.Location, config *image.Config, files image.Files, opts image.Options) (layer.Info, error) {
+	whole := !opts.KeepWhiteouts // stands on nothing
+	info, err := s.makeLayer(about{Source: loc.Source, Image: &whole}, func(made image.Files) (image.Result, error) {
+		made.Input, made.Layout = files.Input, files.Layout
+		res, err := s.opts.Convert(ctx, loc, made, opts)
+		if config != nil {
+			res.Config = config
+		}
+		return res, err
+	})
+	if err == nil {
+		err = s.push(ctx, info.Digest)
+	}
+	if err != nil {
+		return layer.Info{}, diskError("import layer", loc.Source, err)
+	}
+	return info, nil
+}
+
+// makeLayer has a layer written in tmp and moves it to its place.
+func (s *Store) makeLayer(from about, write func(files image.Files) (image.Result, error)) (layer.Info, error) {
 	const op = "import layer"
 	dir, err := os.MkdirTemp(s.path("tmp"), "layer-*")
 	if err != nil {
-		return layer.Info{}, diskError(op, loc.Source, err)
+		return layer.Info{}, diskError(op, from.Source, err)
 	}
 	defer os.RemoveAll(dir) // what stays is swept at the next Open
+	var files image.Files
 	if err := create(dir, &files); err != nil {
-		return layer.Info{}, diskError(op, loc.Source, err)
+		return layer.Info{}, diskError(op, from.Source, err)
 	}
 	defer closeAll(files)
-	res, err := s.opts.Convert(ctx, loc, files, opts)
+	res, err := write(files)
 	if err != nil {
-		return layer.Info{}, diskError(op, loc.Source, err)
+		return layer.Info{}, diskError(op, from.Source, err)
 	}
-	if config != nil {
-		res.Config = config
-	}
-	whole := !opts.KeepWhiteouts // stands on nothing
-	info, err := s.seal(dir, files, res.Config, about{Source: loc.Source, Image: &whole})
+	info, err := s.seal(dir, files, res.Config, from)
 	if err != nil {
-		return layer.Info{}, diskError(op, loc.Source, err)
-	}
-	if err := s.push(ctx, info.Digest); err != nil {
-		return layer.Info{}, diskError(op, loc.Source, err)
+		return layer.Info{}, diskError(op, from.Source, err)
 	}
 	return info, nil
 }
@@ -268,9 +282,11 @@ func (s *Store) noteImageLocked(info layer.Info) error {
 // touch starts the grace time of a layer again.
 func (s *Store) touch(d layer.Digest) error {
 	now := time.Now()
-	err := os.Chtimes(s.path("layers", d.Hex()), now, now)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+	for _, kind := range []string{"layers", "stacks"} {
+		err := os.Chtimes(s.path(kind, d.Hex()), now, now)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 	}
-	return err
+	return nil
 }

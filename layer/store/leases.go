@@ -20,7 +20,18 @@ import (
 // grace time keeps them.
 type lease struct {
 	Refs    []dsec.LayerRef `json:"refs"`
-	Digests []layer.Digest  `json:"digests"`
+	Digests []layer.Digest  `json:"digests"` // the layers
+	// Meant is what each ref meant, a layer or a stack. A lease from before there
+	// were stacks has none: its digests are that.
+	Meant []layer.Digest `json:"meant,omitempty"`
+}
+
+// means lists what each ref meant.
+func (l lease) means() []layer.Digest {
+	if l.Meant != nil {
+		return l.Meant
+	}
+	return l.Digests
 }
 
 var leasePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}$`)
@@ -36,21 +47,31 @@ func (s *Store) Acquire(ctx context.Context, name string, refs []dsec.LayerRef) 
 		return layer.Set{}, dsec.Errorf(dsec.Invalid, op, dsec.Quote(name), "want letters, digits and ._:@+-, at most 128")
 	}
 	for races := 0; ; races++ {
-		set, missing, err := s.tryAcquire(name, refs)
+		set, missing, err := s.tryAcquire(name, refs, races == 0)
+		if unknown, ok := errors.AsType[*unknownRef](err); ok {
+			if races > 0 {
+				return layer.Set{}, unknown.err
+			}
+			if err := s.makeKnown(ctx, refs); err != nil {
+				return layer.Set{}, err
+			}
+			continue
+		}
 		if err != nil || missing == "" {
 			return set, err
 		}
 		if races == maxRaces {
 			return layer.Set{}, dsec.Errorf(dsec.Unavailable, op, string(missing), "removed as fast as it is fetched")
 		}
-		if err := s.fetchOnce(ctx, missing); err != nil {
+		if err := s.fetchAny(ctx, missing); err != nil {
 			return layer.Set{}, err
 		}
 	}
 }
 
-// tryAcquire leases what is here, or names the first layer that is not.
-func (s *Store) tryAcquire(name string, refs []dsec.LayerRef) (set layer.Set, missing layer.Digest, err error) {
+// tryAcquire leases what is here, or names the first layer that is not. At first
+// a reference may be too old to be believed.
+func (s *Store) tryAcquire(name string, refs []dsec.LayerRef, first bool) (set layer.Set, missing layer.Digest, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, ok := s.leases[name]
@@ -61,23 +82,25 @@ func (s *Store) tryAcquire(name string, refs []dsec.LayerRef) (set layer.Set, mi
 		held = lease{Refs: slices.Clone(refs)}
 		for _, ref := range refs {
 			d, err := s.resolveLocked(ref)
+			if err == nil && first && s.staleLocked(ref) {
+				err = dsec.Errorf(dsec.NotFound, "resolve layer", dsec.Quote(string(ref)), "was resolved too long ago")
+			}
+			if dsec.ClassOf(err) == dsec.NotFound && s.opts.References != nil && hasRegistry(string(ref)) {
+				err = &unknownRef{err}
+			}
 			if err != nil {
 				return set, "", err
 			}
-			held.Digests = append(held.Digests, d)
+			held.Meant = append(held.Meant, d)
 		}
 	}
 	set.Lease = name
-	for _, d := range held.Digests {
-		l, err := s.localLocked(d)
-		if errors.Is(err, dsec.NotFound.Err()) {
-			return set, d, nil
-		}
-		if err != nil {
-			return layer.Set{}, "", err
-		}
-		set.Layers = append(set.Layers, l)
-		set.Config = overlayConfig(set.Config, l.Config)
+	if missing, err = s.stackLocked(&set, held.means()); err != nil || missing != "" {
+		return layer.Set{}, missing, err
+	}
+	held.Digests = nil
+	for _, l := range set.Layers {
+		held.Digests = append(held.Digests, l.Digest)
 	}
 	if ok {
 		return set, "", nil
@@ -101,7 +124,7 @@ func (s *Store) Release(_ context.Context, name string) error {
 	if !ok {
 		return nil
 	}
-	for _, d := range held.Digests {
+	for _, d := range slices.Concat(held.Digests, held.Meant) {
 		if err := s.touch(d); err != nil {
 			return diskError("release layers", name, err)
 		}
@@ -136,7 +159,7 @@ func (s *Store) loadLeases() error {
 			return err
 		}
 		var l lease
-		if err := json.Unmarshal(b, &l); err != nil || len(l.Refs) != len(l.Digests) {
+		if err := json.Unmarshal(b, &l); err != nil || len(l.Refs) != len(l.means()) {
 			s.opts.Log.Warn("lease lost in a power failure", "lease", f.Name())
 			if err := os.Remove(s.path("leases", f.Name())); err != nil {
 				return err

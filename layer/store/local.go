@@ -63,6 +63,7 @@ type Entry struct {
 	layer.Info
 	Tags    []string  `json:"tags,omitempty"`
 	Leases  []string  `json:"leases,omitempty"`
+	Stacks  []string  `json:"stacks,omitempty"` // digests of those it is in
 	LastUse time.Time `json:"last_use"`
 }
 
@@ -87,7 +88,14 @@ func (s *Store) listLocked() ([]Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Entry, 0, len(dirs))
+	out := make([]Entry, 0, len(dirs)+len(s.stacks))
+	for d := range s.stacks {
+		e, err := s.entryLocked(d, tags)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, e)
+	}
 	for _, dir := range dirs {
 		e, err := s.entryLocked(layer.Digest("sha256:"+dir.Name()), tags)
 		if err != nil {
@@ -95,26 +103,44 @@ func (s *Store) listLocked() ([]Entry, error) {
 		}
 		out = append(out, e)
 	}
+	slices.SortFunc(out, func(a, b Entry) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
 	return out, nil
 }
 
 func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged) (Entry, error) {
-	l, err := s.localLocked(d)
-	if err != nil {
-		return Entry{}, err
+	kind := "stacks"
+	info, ok := s.stacks[d]
+	if !ok {
+		kind = "layers"
+		l, err := s.localLocked(d)
+		if err != nil {
+			return Entry{}, err
+		}
+		info = l.Info
 	}
-	st, err := os.Stat(s.path("layers", d.Hex()))
+	st, err := os.Stat(s.path(kind, d.Hex()))
 	if err != nil {
 		return Entry{}, diskError("read layer", string(d), err)
 	}
-	e := Entry{Info: l.Info, LastUse: st.ModTime()}
+	e := Entry{Info: info, LastUse: st.ModTime()}
+	e.Stacks = slices.Sorted(slices.Values(s.inside[d]))
+	for _, p := range info.Layers {
+		if l, err := s.localLocked(p.Digest); err == nil { // else it is elsewhere
+			e.MetaSize, e.DataSize, e.Entries = e.MetaSize+l.MetaSize, e.DataSize+l.DataSize, e.Entries+l.Entries
+		}
+	}
 	for tag, t := range tags {
 		if t.digest == d && s.sees(t.project) {
 			e.Tags = append(e.Tags, tag)
 		}
 	}
+	for _, r := range s.refs {
+		if r.Stack == d {
+			e.Tags = append(e.Tags, r.Ref)
+		}
+	}
 	for name, held := range s.leases {
-		if slices.Contains(held.Digests, d) {
+		if slices.Contains(held.Digests, d) || slices.Contains(held.Meant, d) {
 			e.Leases = append(e.Leases, name)
 		}
 	}
@@ -145,6 +171,17 @@ func (s *Store) Verify(ctx context.Context, ref dsec.LayerRef) error {
 	s.mu.Unlock()
 	if err != nil {
 		return err
+	}
+	s.mu.Lock()
+	stack, isStack := s.stacks[d]
+	s.mu.Unlock()
+	if isStack {
+		for _, p := range stack.Layers {
+			if err := s.Verify(ctx, dsec.LayerRef(p.Digest)); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	want, err := s.manifest(d)
 	if err != nil {
@@ -210,6 +247,9 @@ func (e Entry) keepers() string {
 	}
 	if len(e.Tags) > 0 {
 		why = append(why, "tagged "+strings.Join(e.Tags, ", "))
+	}
+	if len(e.Stacks) > 0 {
+		why = append(why, "in "+strings.Join(e.Stacks, ", "))
 	}
 	return strings.Join(why, "; ")
 }

@@ -5,7 +5,12 @@
 //
 //	layers/<hex>/{manifest,meta,data,chunks,info}  one verified layer each; with index and
 //	                present as long as its data are not whole
-//	tags/<tag>      a digest; in a second line the project the tag belongs to, if to any
+//	stacks/<hex>/{stack,info}  one stack each; its layers may be elsewhere
+//	oci/<key>       what became of an OCI layer, docs/formats/stack.md
+//	refs/<key>      what an OCI reference meant when it was last resolved
+//	parts/<hex>     what a download that broke has brought
+//	id              names this store among those that share a blob store
+//	tags/<tag>      the digest of a layer or a stack; in a second line the project the tag belongs to, if to any
 //	leases/<name>   the refs and digests that a lease keeps, as JSON
 //	tmp/            work in progress; emptied at Open
 //	lock            held while the store is open
@@ -20,8 +25,8 @@
 // and one that is asked for by digest and not here is fetched from there. Every
 // byte is checked against the layer's digest before the layer is complete.
 //
-// What keeps a layer: a lease, a tag, or that it was made or used within the
-// grace time. Collect removes the others.
+// What keeps a layer: a lease, a tag, a stack that is kept, or that it was made
+// or used within the grace time. Collect removes the others.
 package store
 
 import (
@@ -30,6 +35,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
@@ -57,6 +63,17 @@ type Options struct {
 	// those of more bytes than Small (default 8 MiB) are then not waited for.
 	OnDemand bool
 	Small    int64
+
+	// ClaimTTL is how long a machine that says nothing is taken to be alive;
+	// default 15 s.
+	ClaimTTL time.Duration
+	// References, if not nil, has OCI references that name their registry
+	// (registry/name:tag) made known when they are acquired. What one meant stays what
+	// it means until Ensure looks again, or for MaxAge if that is above 0.
+	References *EnsureOptions
+	// Layers is how many layers are fetched and converted at a time, of all
+	// images together; default the number of processors, at least 2.
+	Layers int
 }
 
 // Store implements layer.Store, for everybody or, made by For, for a project.
@@ -73,10 +90,26 @@ type shared struct {
 
 	lanes *ondemand.Lanes // of the fetches of this process
 
-	mu     sync.Mutex
-	leases map[string]lease
-	jobs   map[string]*job              // running imports by what they make
-	known  map[layer.Digest]layer.Local // layers that are here and were looked at
+	mu      sync.Mutex
+	leases  map[string]lease
+	jobs    map[string]*job              // running imports by what they make
+	known   map[layer.Digest]layer.Local // layers that are here and were looked at
+	stacks  map[layer.Digest]layer.Info  // stacks that are here
+	inside  map[layer.Digest][]string    // layers to the digests of the stacks they are in
+	claims  map[string]bool              // works that this store has claimed
+	refs    map[string]reference         // references that were resolved, by themselves
+	queue   queue                        // of images to make
+	slots   slots                        // for layers to convert
+	sends   sync.Mutex                   // one layer at a time is packed to be shared
+	makings map[string]*making           // images that are being made
+	heres   map[string]*here
+	sent    map[string]bool // notes that are known to be in the blob store
+	id      string          // of this store
+
+	pull *image.Puller
+	ctx  context.Context // of what is done behind
+	stop context.CancelFunc
+	wg   sync.WaitGroup
 }
 
 var _ layer.Store = (*Store)(nil)
@@ -103,7 +136,13 @@ func Open(dir string, opts Options) (*Store, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
-	for _, d := range []string{"layers", "tags", "leases", "tmp"} {
+	if opts.ClaimTTL == 0 {
+		opts.ClaimTTL = 15 * time.Second
+	}
+	if opts.Layers == 0 {
+		opts.Layers = max(2, runtime.NumCPU())
+	}
+	for _, d := range []string{"layers", "stacks", "oci", "parts", "refs", "tags", "leases", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return nil, diskError(op, dir, err)
 		}
@@ -117,16 +156,23 @@ func Open(dir string, opts Options) (*Store, error) {
 		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
 	}
 	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, lanes: ondemand.NewLanes(0), leases: map[string]lease{}, jobs: map[string]*job{},
-		known: map[layer.Digest]layer.Local{}}}
-	if err := errors.Join(s.sweep(), s.loadLeases(), s.promoteAll()); err != nil {
+		known: map[layer.Digest]layer.Local{}, stacks: map[layer.Digest]layer.Info{}, inside: map[layer.Digest][]string{},
+		claims: map[string]bool{}, refs: map[string]reference{}, makings: map[string]*making{}, sent: map[string]bool{}, heres: map[string]*here{}, pull: image.NewPuller()}}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	if err := errors.Join(s.sweep(), s.loadStacks(), s.loadRefs(), s.loadLeases(), s.identify(), s.promoteAll()); err != nil {
 		lock.Close()
 		return nil, diskError(op, dir, err)
 	}
 	return s, nil
 }
 
-// Close lets another program open the store. Leases stay.
-func (s *Store) Close() error { return s.lock.Close() }
+// Close ends what is done behind and lets another program open the store.
+// Leases stay.
+func (s *Store) Close() error {
+	s.stop()
+	s.wg.Wait()
+	return s.lock.Close()
+}
 
 // sweep removes what a killed program left half-made.
 func (s *Store) sweep() error {

@@ -300,7 +300,10 @@ func stacked(t testing.TB, set layer.Set) string {
 		}
 		lowers = append([]string{mount(t, l.Meta, "erofs", opts)}, lowers...)
 	}
-	root := mount(t, "overlay", "overlay", "lowerdir="+strings.Join(lowers, ":"))
+	root := lowers[0]
+	if len(lowers) > 1 {
+		root = mount(t, "overlay", "overlay", "lowerdir="+strings.Join(lowers, ":"))
+	}
 	var out []string
 	err := filepath.WalkDir(root, func(p string, d os.DirEntry, err error) error {
 		if err != nil || p == root {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -66,7 +67,7 @@ func (s *Store) mayTagLocked(tag string) error {
 	return dsec.Errorf(dsec.PermissionDenied, "tag layer", dsec.Quote(tag), "the tag is not of project %s", s.project)
 }
 
-// Tag points a name to a layer that is here. It replaces what the name meant,
+// Tag points a name to a layer or stack that is here. It replaces what the name meant,
 // and whose it was.
 func (s *Store) Tag(_ context.Context, tag string, d layer.Digest) error {
 	const op = "tag layer"
@@ -79,8 +80,10 @@ func (s *Store) Tag(_ context.Context, tag string, d layer.Digest) error {
 	if err := s.mayTagLocked(tag); err != nil {
 		return err
 	}
-	if _, err := s.manifest(d); err != nil {
-		return err
+	if _, ok := s.stacks[d]; !ok {
+		if _, err := s.manifest(d); err != nil {
+			return err
+		}
 	}
 	if err := s.writeFile(file, tagged{d, s.project}.encode(), true); err != nil {
 		return diskError(op, tag, err)
@@ -159,6 +162,11 @@ func (s *Store) resolveLocked(ref dsec.LayerRef) (layer.Digest, error) {
 		return layer.ParseDigest(string(ref))
 	}
 	t, err := s.readTagLocked(string(ref))
+	if err != nil || !s.sees(t.project) {
+		if r, ok := s.refLocked(string(ref), image.Options{}); ok {
+			return r.Stack, nil
+		}
+	}
 	if err == nil && !s.sees(t.project) {
 		err = dsec.Errorf(dsec.NotFound, "resolve layer", dsec.Quote(string(ref)), "no image or layer of that name in project %s; dsec image ls shows what there is", s.project)
 	}

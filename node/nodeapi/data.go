@@ -33,6 +33,8 @@ func (s *Server) mux() http.Handler {
 	m.HandleFunc("POST "+wire.PathImport, s.serveImport)
 	m.HandleFunc("POST "+wire.PathBuild, s.serveBuild)
 	m.HandleFunc("POST "+wire.PathUpload, s.serveUpload)
+	m.HandleFunc("POST "+wire.PathEnsure, s.serveEnsure)
+	m.HandleFunc("GET "+wire.PathExport, s.raw(s.exportImage))
 	if s.cfg.Metrics != nil {
 		m.Handle("GET "+wire.PathMetrics, s.cfg.Metrics)
 	}

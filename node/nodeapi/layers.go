@@ -3,6 +3,7 @@ package nodeapi
 import (
 	"context"
 	"io"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -27,6 +28,44 @@ type Layers interface {
 	// Remove drops a tag, or a layer nobody uses; IllegalState if somebody does.
 	Remove(ctx context.Context, ref dsec.LayerRef) (existed bool, err error)
 	Tag(ctx context.Context, ref, tag dsec.LayerRef) error
+	Composing
+}
+
+// Composing is what a node offers of images made of several layers.
+type Composing interface {
+	// Ensure makes the image of an OCI reference known. progress may be nil.
+	Ensure(ctx context.Context, r Ensure, progress func(layer.Progress)) (Layer, error)
+	// Template binds a name to what its parts mean now.
+	Template(ctx context.Context, t Template) (Layer, error)
+	// Merge makes one layer of what images have in common at the bottom: of those
+	// named, or, without names, wherever two have. With dry it only says so.
+	Merge(ctx context.Context, refs []dsec.LayerRef, dry bool) ([]Merged, error)
+	// Export writes an OCI image archive.
+	Export(ctx context.Context, ref dsec.LayerRef, w io.Writer) error
+}
+
+// Ensure describes an image to make known.
+type Ensure struct {
+	Ref    string
+	Arch   string        // "": this machine's
+	MaxAge time.Duration // what the reference meant so long ago will do
+}
+
+// Template describes a template.
+type Template struct {
+	Name      string
+	Image     dsec.LayerRef
+	Workspace dsec.LayerRef // "": none
+	Toolkits  []dsec.LayerRef
+	CallID    string
+}
+
+// Merged is what became of layers that images have in common.
+type Merged struct {
+	Layers        []layer.Digest
+	Layer         layer.Digest // "" in a dry run
+	Images        []string
+	Before, After int64 // bytes
 }
 
 // Layer is a layer and the tags that point to it.

@@ -47,6 +47,8 @@ func (s *Server) table() map[string]verb {
 		wire.VerbInspect:    unary(s.inspectLayer),
 		wire.VerbRemoveRef:  once(s, wire.VerbRemoveRef, s.removeLayer),
 		wire.VerbTag:        once(s, wire.VerbTag, s.tagLayer),
+		wire.VerbTemplate:   once(s, wire.VerbTemplate, s.template),
+		wire.VerbMerge:      once(s, wire.VerbMerge, s.merge),
 		wire.VerbDoctor:     unary(s.doctor),
 	}
 }

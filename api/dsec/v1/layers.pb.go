@@ -114,15 +114,18 @@ func (x *ImageConfig) GetStopSignal() string {
 }
 
 type Layer struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
-	MetaSize      int64                  `protobuf:"varint,2,opt,name=meta_size,json=metaSize,proto3" json:"meta_size,omitempty"`
-	DataSize      int64                  `protobuf:"varint,3,opt,name=data_size,json=dataSize,proto3" json:"data_size,omitempty"`
-	Entries       int64                  `protobuf:"varint,4,opt,name=entries,proto3" json:"entries,omitempty"`
-	Source        string                 `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
-	Config        *ImageConfig           `protobuf:"bytes,6,opt,name=config,proto3" json:"config,omitempty"`
-	Tags          []string               `protobuf:"bytes,7,rep,name=tags,proto3" json:"tags,omitempty"`
-	Image         bool                   `protobuf:"varint,8,opt,name=image,proto3" json:"image,omitempty"` // imported as an image: a base to create sandboxes from
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Digest   string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	MetaSize int64                  `protobuf:"varint,2,opt,name=meta_size,json=metaSize,proto3" json:"meta_size,omitempty"`
+	DataSize int64                  `protobuf:"varint,3,opt,name=data_size,json=dataSize,proto3" json:"data_size,omitempty"`
+	Entries  int64                  `protobuf:"varint,4,opt,name=entries,proto3" json:"entries,omitempty"`
+	Source   string                 `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
+	Config   *ImageConfig           `protobuf:"bytes,6,opt,name=config,proto3" json:"config,omitempty"`
+	Tags     []string               `protobuf:"bytes,7,rep,name=tags,proto3" json:"tags,omitempty"`
+	Image    bool                   `protobuf:"varint,8,opt,name=image,proto3" json:"image,omitempty"` // imported as an image: a base to create sandboxes from
+	// Of a stack, which is an image converted layer by layer or a template: its
+	// layers, the lowest first. The other fields are of all of them.
+	Layers        []*StackLayer `protobuf:"bytes,9,rep,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -213,6 +216,73 @@ func (x *Layer) GetImage() bool {
 	return false
 }
 
+func (x *Layer) GetLayers() []*StackLayer {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+type StackLayer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"` // of a template: base, workspace, toolkit
+	Ref           string                 `protobuf:"bytes,3,opt,name=ref,proto3" json:"ref,omitempty"`   // what was asked for when the stack was made
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StackLayer) Reset() {
+	*x = StackLayer{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StackLayer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StackLayer) ProtoMessage() {}
+
+func (x *StackLayer) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StackLayer.ProtoReflect.Descriptor instead.
+func (*StackLayer) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *StackLayer) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *StackLayer) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *StackLayer) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
 type ImportRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
@@ -225,7 +295,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[2]
+	mi := &file_dsec_v1_layers_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -237,7 +307,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[2]
+	mi := &file_dsec_v1_layers_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -250,7 +320,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{2}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ImportRequest) GetSource() string {
@@ -294,7 +364,7 @@ type BuildRequest struct {
 
 func (x *BuildRequest) Reset() {
 	*x = BuildRequest{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[3]
+	mi := &file_dsec_v1_layers_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -306,7 +376,7 @@ func (x *BuildRequest) String() string {
 func (*BuildRequest) ProtoMessage() {}
 
 func (x *BuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[3]
+	mi := &file_dsec_v1_layers_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -319,7 +389,7 @@ func (x *BuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildRequest.ProtoReflect.Descriptor instead.
 func (*BuildRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *BuildRequest) GetSource() string {
@@ -370,7 +440,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[4]
+	mi := &file_dsec_v1_layers_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -382,7 +452,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[4]
+	mi := &file_dsec_v1_layers_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -395,7 +465,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ImportResponse) GetPhase() string {
@@ -434,7 +504,7 @@ type ListLayersRequest struct {
 
 func (x *ListLayersRequest) Reset() {
 	*x = ListLayersRequest{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[5]
+	mi := &file_dsec_v1_layers_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +516,7 @@ func (x *ListLayersRequest) String() string {
 func (*ListLayersRequest) ProtoMessage() {}
 
 func (x *ListLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[5]
+	mi := &file_dsec_v1_layers_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +529,7 @@ func (x *ListLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLayersRequest.ProtoReflect.Descriptor instead.
 func (*ListLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{6}
 }
 
 type ListLayersResponse struct {
@@ -471,7 +541,7 @@ type ListLayersResponse struct {
 
 func (x *ListLayersResponse) Reset() {
 	*x = ListLayersResponse{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[6]
+	mi := &file_dsec_v1_layers_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -483,7 +553,7 @@ func (x *ListLayersResponse) String() string {
 func (*ListLayersResponse) ProtoMessage() {}
 
 func (x *ListLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[6]
+	mi := &file_dsec_v1_layers_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -496,7 +566,7 @@ func (x *ListLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLayersResponse.ProtoReflect.Descriptor instead.
 func (*ListLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListLayersResponse) GetLayers() []*Layer {
@@ -515,7 +585,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[7]
+	mi := &file_dsec_v1_layers_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -527,7 +597,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[7]
+	mi := &file_dsec_v1_layers_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -540,7 +610,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *InspectRequest) GetRef() string {
@@ -559,7 +629,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[8]
+	mi := &file_dsec_v1_layers_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +641,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[8]
+	mi := &file_dsec_v1_layers_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +654,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *InspectResponse) GetLayer() *Layer {
@@ -604,7 +674,7 @@ type RemoveLayerRequest struct {
 
 func (x *RemoveLayerRequest) Reset() {
 	*x = RemoveLayerRequest{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[9]
+	mi := &file_dsec_v1_layers_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -616,7 +686,7 @@ func (x *RemoveLayerRequest) String() string {
 func (*RemoveLayerRequest) ProtoMessage() {}
 
 func (x *RemoveLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[9]
+	mi := &file_dsec_v1_layers_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -629,7 +699,7 @@ func (x *RemoveLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLayerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RemoveLayerRequest) GetRef() string {
@@ -655,7 +725,7 @@ type RemoveLayerResponse struct {
 
 func (x *RemoveLayerResponse) Reset() {
 	*x = RemoveLayerResponse{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[10]
+	mi := &file_dsec_v1_layers_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +737,7 @@ func (x *RemoveLayerResponse) String() string {
 func (*RemoveLayerResponse) ProtoMessage() {}
 
 func (x *RemoveLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[10]
+	mi := &file_dsec_v1_layers_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +750,7 @@ func (x *RemoveLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLayerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RemoveLayerResponse) GetExisted() bool {
@@ -701,7 +771,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[11]
+	mi := &file_dsec_v1_layers_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +783,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[11]
+	mi := &file_dsec_v1_layers_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +796,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -758,7 +828,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_dsec_v1_layers_proto_msgTypes[12]
+	mi := &file_dsec_v1_layers_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -770,7 +840,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layers_proto_msgTypes[12]
+	mi := &file_dsec_v1_layers_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -783,7 +853,460 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{13}
+}
+
+type EnsureRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Refs          []string               `protobuf:"bytes,1,rep,name=refs,proto3" json:"refs,omitempty"`
+	Arch          string                 `protobuf:"bytes,2,opt,name=arch,proto3" json:"arch,omitempty"`                            // default: the node's
+	MaxAgeMs      int64                  `protobuf:"varint,3,opt,name=max_age_ms,json=maxAgeMs,proto3" json:"max_age_ms,omitempty"` // what a reference meant so long ago will do; 0: look now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnsureRequest) Reset() {
+	*x = EnsureRequest{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnsureRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnsureRequest) ProtoMessage() {}
+
+func (x *EnsureRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnsureRequest.ProtoReflect.Descriptor instead.
+func (*EnsureRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *EnsureRequest) GetRefs() []string {
+	if x != nil {
+		return x.Refs
+	}
+	return nil
+}
+
+func (x *EnsureRequest) GetArch() string {
+	if x != nil {
+		return x.Arch
+	}
+	return ""
+}
+
+func (x *EnsureRequest) GetMaxAgeMs() int64 {
+	if x != nil {
+		return x.MaxAgeMs
+	}
+	return 0
+}
+
+// EnsureResponse is progress of one reference; the last one of each has layer set.
+type EnsureResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Phase         string                 `protobuf:"bytes,2,opt,name=phase,proto3" json:"phase,omitempty"`                  // queue, resolve, wait (another node is at it), convert, stack
+	Done          int64                  `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`                   // bytes of its layers
+	Total         int64                  `protobuf:"varint,4,opt,name=total,proto3" json:"total,omitempty"`                 // bytes; 0: unknown
+	Queue         int32                  `protobuf:"varint,5,opt,name=queue,proto3" json:"queue,omitempty"`                 // images before it, and it; 0: it is being made
+	LeftMs        int64                  `protobuf:"varint,6,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"` // as fast as it went so far; 0: unknown
+	Layer         *Layer                 `protobuf:"bytes,7,opt,name=layer,proto3" json:"layer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnsureResponse) Reset() {
+	*x = EnsureResponse{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnsureResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnsureResponse) ProtoMessage() {}
+
+func (x *EnsureResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnsureResponse.ProtoReflect.Descriptor instead.
+func (*EnsureResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *EnsureResponse) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *EnsureResponse) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *EnsureResponse) GetDone() int64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *EnsureResponse) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *EnsureResponse) GetQueue() int32 {
+	if x != nil {
+		return x.Queue
+	}
+	return 0
+}
+
+func (x *EnsureResponse) GetLeftMs() int64 {
+	if x != nil {
+		return x.LeftMs
+	}
+	return 0
+}
+
+func (x *EnsureResponse) GetLayer() *Layer {
+	if x != nil {
+		return x.Layer
+	}
+	return nil
+}
+
+type TemplateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tag           string                 `protobuf:"bytes,1,opt,name=tag,proto3" json:"tag,omitempty"` // its name
+	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
+	Workspace     string                 `protobuf:"bytes,3,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Toolkits      []string               `protobuf:"bytes,4,rep,name=toolkits,proto3" json:"toolkits,omitempty"`
+	CallId        string                 `protobuf:"bytes,5,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TemplateRequest) Reset() {
+	*x = TemplateRequest{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TemplateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TemplateRequest) ProtoMessage() {}
+
+func (x *TemplateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TemplateRequest.ProtoReflect.Descriptor instead.
+func (*TemplateRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *TemplateRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *TemplateRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *TemplateRequest) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *TemplateRequest) GetToolkits() []string {
+	if x != nil {
+		return x.Toolkits
+	}
+	return nil
+}
+
+func (x *TemplateRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+type TemplateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layer         *Layer                 `protobuf:"bytes,1,opt,name=layer,proto3" json:"layer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TemplateResponse) Reset() {
+	*x = TemplateResponse{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TemplateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TemplateResponse) ProtoMessage() {}
+
+func (x *TemplateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TemplateResponse.ProtoReflect.Descriptor instead.
+func (*TemplateResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *TemplateResponse) GetLayer() *Layer {
+	if x != nil {
+		return x.Layer
+	}
+	return nil
+}
+
+type MergeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Refs          []string               `protobuf:"bytes,1,rep,name=refs,proto3" json:"refs,omitempty"` // images whose common bottom is merged; none: all
+	DryRun        bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	CallId        string                 `protobuf:"bytes,3,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MergeRequest) Reset() {
+	*x = MergeRequest{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MergeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MergeRequest) ProtoMessage() {}
+
+func (x *MergeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MergeRequest.ProtoReflect.Descriptor instead.
+func (*MergeRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *MergeRequest) GetRefs() []string {
+	if x != nil {
+		return x.Refs
+	}
+	return nil
+}
+
+func (x *MergeRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *MergeRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+type MergeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Merged        []*Merged              `protobuf:"bytes,1,rep,name=merged,proto3" json:"merged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MergeResponse) Reset() {
+	*x = MergeResponse{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MergeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MergeResponse) ProtoMessage() {}
+
+func (x *MergeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MergeResponse.ProtoReflect.Descriptor instead.
+func (*MergeResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *MergeResponse) GetMerged() []*Merged {
+	if x != nil {
+		return x.Merged
+	}
+	return nil
+}
+
+type Merged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layers        []string               `protobuf:"bytes,1,rep,name=layers,proto3" json:"layers,omitempty"`  // those that were merged, the lowest first
+	Layer         string                 `protobuf:"bytes,2,opt,name=layer,proto3" json:"layer,omitempty"`    // what they became; empty in a dry run
+	Images        []string               `protobuf:"bytes,3,rep,name=images,proto3" json:"images,omitempty"`  // names of those that stand on it
+	Before        int64                  `protobuf:"varint,4,opt,name=before,proto3" json:"before,omitempty"` // bytes of the layers
+	After         int64                  `protobuf:"varint,5,opt,name=after,proto3" json:"after,omitempty"`   // bytes of the merged one; 0 in a dry run
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Merged) Reset() {
+	*x = Merged{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Merged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Merged) ProtoMessage() {}
+
+func (x *Merged) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Merged.ProtoReflect.Descriptor instead.
+func (*Merged) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Merged) GetLayers() []string {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *Merged) GetLayer() string {
+	if x != nil {
+		return x.Layer
+	}
+	return ""
+}
+
+func (x *Merged) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *Merged) GetBefore() int64 {
+	if x != nil {
+		return x.Before
+	}
+	return 0
+}
+
+func (x *Merged) GetAfter() int64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
 }
 
 var File_dsec_v1_layers_proto protoreflect.FileDescriptor
@@ -801,7 +1324,7 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x03cmd\x18\x05 \x03(\tR\x03cmd\x12\x12\n" +
 	"\x04arch\x18\x06 \x01(\tR\x04arch\x12\x1f\n" +
 	"\vstop_signal\x18\a \x01(\tR\n" +
-	"stopSignal\"\xe3\x01\n" +
+	"stopSignal\"\x90\x02\n" +
 	"\x05Layer\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1b\n" +
 	"\tmeta_size\x18\x02 \x01(\x03R\bmetaSize\x12\x1b\n" +
@@ -810,7 +1333,13 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x06source\x18\x05 \x01(\tR\x06source\x12,\n" +
 	"\x06config\x18\x06 \x01(\v2\x14.dsec.v1.ImageConfigR\x06config\x12\x12\n" +
 	"\x04tags\x18\a \x03(\tR\x04tags\x12\x14\n" +
-	"\x05image\x18\b \x01(\bR\x05image\"f\n" +
+	"\x05image\x18\b \x01(\bR\x05image\x12+\n" +
+	"\x06layers\x18\t \x03(\v2\x13.dsec.v1.StackLayerR\x06layers\"J\n" +
+	"\n" +
+	"StackLayer\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x12\x10\n" +
+	"\x03ref\x18\x03 \x01(\tR\x03ref\"f\n" +
 	"\rImportRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x12\n" +
@@ -844,14 +1373,50 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x17\n" +
 	"\acall_id\x18\x03 \x01(\tR\x06callId\"\r\n" +
-	"\vTagResponse2\xf6\x02\n" +
+	"\vTagResponse\"U\n" +
+	"\rEnsureRequest\x12\x12\n" +
+	"\x04refs\x18\x01 \x03(\tR\x04refs\x12\x12\n" +
+	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x1c\n" +
+	"\n" +
+	"max_age_ms\x18\x03 \x01(\x03R\bmaxAgeMs\"\xb7\x01\n" +
+	"\x0eEnsureResponse\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x14\n" +
+	"\x05phase\x18\x02 \x01(\tR\x05phase\x12\x12\n" +
+	"\x04done\x18\x03 \x01(\x03R\x04done\x12\x14\n" +
+	"\x05total\x18\x04 \x01(\x03R\x05total\x12\x14\n" +
+	"\x05queue\x18\x05 \x01(\x05R\x05queue\x12\x17\n" +
+	"\aleft_ms\x18\x06 \x01(\x03R\x06leftMs\x12$\n" +
+	"\x05layer\x18\a \x01(\v2\x0e.dsec.v1.LayerR\x05layer\"\x8c\x01\n" +
+	"\x0fTemplateRequest\x12\x10\n" +
+	"\x03tag\x18\x01 \x01(\tR\x03tag\x12\x14\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\x12\x1c\n" +
+	"\tworkspace\x18\x03 \x01(\tR\tworkspace\x12\x1a\n" +
+	"\btoolkits\x18\x04 \x03(\tR\btoolkits\x12\x17\n" +
+	"\acall_id\x18\x05 \x01(\tR\x06callId\"8\n" +
+	"\x10TemplateResponse\x12$\n" +
+	"\x05layer\x18\x01 \x01(\v2\x0e.dsec.v1.LayerR\x05layer\"T\n" +
+	"\fMergeRequest\x12\x12\n" +
+	"\x04refs\x18\x01 \x03(\tR\x04refs\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x12\x17\n" +
+	"\acall_id\x18\x03 \x01(\tR\x06callId\"8\n" +
+	"\rMergeResponse\x12'\n" +
+	"\x06merged\x18\x01 \x03(\v2\x0f.dsec.v1.MergedR\x06merged\"|\n" +
+	"\x06Merged\x12\x16\n" +
+	"\x06layers\x18\x01 \x03(\tR\x06layers\x12\x14\n" +
+	"\x05layer\x18\x02 \x01(\tR\x05layer\x12\x16\n" +
+	"\x06images\x18\x03 \x03(\tR\x06images\x12\x16\n" +
+	"\x06before\x18\x04 \x01(\x03R\x06before\x12\x14\n" +
+	"\x05after\x18\x05 \x01(\x03R\x05after2\xb2\x04\n" +
 	"\x06Layers\x12;\n" +
 	"\x06Import\x12\x16.dsec.v1.ImportRequest\x1a\x17.dsec.v1.ImportResponse0\x01\x129\n" +
 	"\x05Build\x12\x15.dsec.v1.BuildRequest\x1a\x17.dsec.v1.ImportResponse0\x01\x12?\n" +
 	"\x04List\x12\x1a.dsec.v1.ListLayersRequest\x1a\x1b.dsec.v1.ListLayersResponse\x12<\n" +
 	"\aInspect\x12\x17.dsec.v1.InspectRequest\x1a\x18.dsec.v1.InspectResponse\x12C\n" +
 	"\x06Remove\x12\x1b.dsec.v1.RemoveLayerRequest\x1a\x1c.dsec.v1.RemoveLayerResponse\x120\n" +
-	"\x03Tag\x12\x13.dsec.v1.TagRequest\x1a\x14.dsec.v1.TagResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
+	"\x03Tag\x12\x13.dsec.v1.TagRequest\x1a\x14.dsec.v1.TagResponse\x12;\n" +
+	"\x06Ensure\x12\x16.dsec.v1.EnsureRequest\x1a\x17.dsec.v1.EnsureResponse0\x01\x12E\n" +
+	"\x0eCreateTemplate\x12\x18.dsec.v1.TemplateRequest\x1a\x19.dsec.v1.TemplateResponse\x126\n" +
+	"\x05Merge\x12\x15.dsec.v1.MergeRequest\x1a\x16.dsec.v1.MergeResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_layers_proto_rawDescOnce sync.Once
@@ -865,44 +1430,62 @@ func file_dsec_v1_layers_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_layers_proto_rawDescData
 }
 
-var file_dsec_v1_layers_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_dsec_v1_layers_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_dsec_v1_layers_proto_goTypes = []any{
 	(*ImageConfig)(nil),         // 0: dsec.v1.ImageConfig
 	(*Layer)(nil),               // 1: dsec.v1.Layer
-	(*ImportRequest)(nil),       // 2: dsec.v1.ImportRequest
-	(*BuildRequest)(nil),        // 3: dsec.v1.BuildRequest
-	(*ImportResponse)(nil),      // 4: dsec.v1.ImportResponse
-	(*ListLayersRequest)(nil),   // 5: dsec.v1.ListLayersRequest
-	(*ListLayersResponse)(nil),  // 6: dsec.v1.ListLayersResponse
-	(*InspectRequest)(nil),      // 7: dsec.v1.InspectRequest
-	(*InspectResponse)(nil),     // 8: dsec.v1.InspectResponse
-	(*RemoveLayerRequest)(nil),  // 9: dsec.v1.RemoveLayerRequest
-	(*RemoveLayerResponse)(nil), // 10: dsec.v1.RemoveLayerResponse
-	(*TagRequest)(nil),          // 11: dsec.v1.TagRequest
-	(*TagResponse)(nil),         // 12: dsec.v1.TagResponse
+	(*StackLayer)(nil),          // 2: dsec.v1.StackLayer
+	(*ImportRequest)(nil),       // 3: dsec.v1.ImportRequest
+	(*BuildRequest)(nil),        // 4: dsec.v1.BuildRequest
+	(*ImportResponse)(nil),      // 5: dsec.v1.ImportResponse
+	(*ListLayersRequest)(nil),   // 6: dsec.v1.ListLayersRequest
+	(*ListLayersResponse)(nil),  // 7: dsec.v1.ListLayersResponse
+	(*InspectRequest)(nil),      // 8: dsec.v1.InspectRequest
+	(*InspectResponse)(nil),     // 9: dsec.v1.InspectResponse
+	(*RemoveLayerRequest)(nil),  // 10: dsec.v1.RemoveLayerRequest
+	(*RemoveLayerResponse)(nil), // 11: dsec.v1.RemoveLayerResponse
+	(*TagRequest)(nil),          // 12: dsec.v1.TagRequest
+	(*TagResponse)(nil),         // 13: dsec.v1.TagResponse
+	(*EnsureRequest)(nil),       // 14: dsec.v1.EnsureRequest
+	(*EnsureResponse)(nil),      // 15: dsec.v1.EnsureResponse
+	(*TemplateRequest)(nil),     // 16: dsec.v1.TemplateRequest
+	(*TemplateResponse)(nil),    // 17: dsec.v1.TemplateResponse
+	(*MergeRequest)(nil),        // 18: dsec.v1.MergeRequest
+	(*MergeResponse)(nil),       // 19: dsec.v1.MergeResponse
+	(*Merged)(nil),              // 20: dsec.v1.Merged
 }
 var file_dsec_v1_layers_proto_depIdxs = []int32{
 	0,  // 0: dsec.v1.Layer.config:type_name -> dsec.v1.ImageConfig
-	1,  // 1: dsec.v1.ImportResponse.layer:type_name -> dsec.v1.Layer
-	1,  // 2: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
-	1,  // 3: dsec.v1.InspectResponse.layer:type_name -> dsec.v1.Layer
-	2,  // 4: dsec.v1.Layers.Import:input_type -> dsec.v1.ImportRequest
-	3,  // 5: dsec.v1.Layers.Build:input_type -> dsec.v1.BuildRequest
-	5,  // 6: dsec.v1.Layers.List:input_type -> dsec.v1.ListLayersRequest
-	7,  // 7: dsec.v1.Layers.Inspect:input_type -> dsec.v1.InspectRequest
-	9,  // 8: dsec.v1.Layers.Remove:input_type -> dsec.v1.RemoveLayerRequest
-	11, // 9: dsec.v1.Layers.Tag:input_type -> dsec.v1.TagRequest
-	4,  // 10: dsec.v1.Layers.Import:output_type -> dsec.v1.ImportResponse
-	4,  // 11: dsec.v1.Layers.Build:output_type -> dsec.v1.ImportResponse
-	6,  // 12: dsec.v1.Layers.List:output_type -> dsec.v1.ListLayersResponse
-	8,  // 13: dsec.v1.Layers.Inspect:output_type -> dsec.v1.InspectResponse
-	10, // 14: dsec.v1.Layers.Remove:output_type -> dsec.v1.RemoveLayerResponse
-	12, // 15: dsec.v1.Layers.Tag:output_type -> dsec.v1.TagResponse
-	10, // [10:16] is the sub-list for method output_type
-	4,  // [4:10] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	2,  // 1: dsec.v1.Layer.layers:type_name -> dsec.v1.StackLayer
+	1,  // 2: dsec.v1.ImportResponse.layer:type_name -> dsec.v1.Layer
+	1,  // 3: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
+	1,  // 4: dsec.v1.InspectResponse.layer:type_name -> dsec.v1.Layer
+	1,  // 5: dsec.v1.EnsureResponse.layer:type_name -> dsec.v1.Layer
+	1,  // 6: dsec.v1.TemplateResponse.layer:type_name -> dsec.v1.Layer
+	20, // 7: dsec.v1.MergeResponse.merged:type_name -> dsec.v1.Merged
+	3,  // 8: dsec.v1.Layers.Import:input_type -> dsec.v1.ImportRequest
+	4,  // 9: dsec.v1.Layers.Build:input_type -> dsec.v1.BuildRequest
+	6,  // 10: dsec.v1.Layers.List:input_type -> dsec.v1.ListLayersRequest
+	8,  // 11: dsec.v1.Layers.Inspect:input_type -> dsec.v1.InspectRequest
+	10, // 12: dsec.v1.Layers.Remove:input_type -> dsec.v1.RemoveLayerRequest
+	12, // 13: dsec.v1.Layers.Tag:input_type -> dsec.v1.TagRequest
+	14, // 14: dsec.v1.Layers.Ensure:input_type -> dsec.v1.EnsureRequest
+	16, // 15: dsec.v1.Layers.CreateTemplate:input_type -> dsec.v1.TemplateRequest
+	18, // 16: dsec.v1.Layers.Merge:input_type -> dsec.v1.MergeRequest
+	5,  // 17: dsec.v1.Layers.Import:output_type -> dsec.v1.ImportResponse
+	5,  // 18: dsec.v1.Layers.Build:output_type -> dsec.v1.ImportResponse
+	7,  // 19: dsec.v1.Layers.List:output_type -> dsec.v1.ListLayersResponse
+	9,  // 20: dsec.v1.Layers.Inspect:output_type -> dsec.v1.InspectResponse
+	11, // 21: dsec.v1.Layers.Remove:output_type -> dsec.v1.RemoveLayerResponse
+	13, // 22: dsec.v1.Layers.Tag:output_type -> dsec.v1.TagResponse
+	15, // 23: dsec.v1.Layers.Ensure:output_type -> dsec.v1.EnsureResponse
+	17, // 24: dsec.v1.Layers.CreateTemplate:output_type -> dsec.v1.TemplateResponse
+	19, // 25: dsec.v1.Layers.Merge:output_type -> dsec.v1.MergeResponse
+	17, // [17:26] is the sub-list for method output_type
+	8,  // [8:17] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_layers_proto_init() }
@@ -916,7 +1499,7 @@ func file_dsec_v1_layers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_layers_proto_rawDesc), len(file_dsec_v1_layers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -126,6 +126,39 @@ func (l *layers) Tag(ctx context.Context, ref, tag dsec.LayerRef) error {
 	return l.store.Tag(ctx, string(tag), e.Digest)
 }
 
+func (l *layers) Ensure(ctx context.Context, r nodeapi.Ensure, progress func(layer.Progress)) (nodeapi.Layer, error) {
+	o := store.EnsureOptions{MaxAge: r.MaxAge, Image: l.options}
+	if r.Arch != "" {
+		o.Image.Platform = "linux/" + r.Arch
+	}
+	info, err := l.store.Ensure(ctx, r.Ref, o, progress)
+	if err != nil {
+		return nodeapi.Layer{}, err
+	}
+	return l.Inspect(ctx, dsec.LayerRef(info.Digest))
+}
+
+func (l *layers) Template(ctx context.Context, t nodeapi.Template) (nodeapi.Layer, error) {
+	info, err := l.store.Bind(ctx, t.Name, store.Template{Image: t.Image, Workspace: t.Workspace, Toolkits: t.Toolkits})
+	if err != nil {
+		return nodeapi.Layer{}, err
+	}
+	return l.Inspect(ctx, dsec.LayerRef(info.Digest))
+}
+
+func (l *layers) Merge(ctx context.Context, refs []dsec.LayerRef, dry bool) ([]nodeapi.Merged, error) {
+	all, err := l.store.MergePrefixes(ctx, refs, dry)
+	var out []nodeapi.Merged
+	for _, m := range all {
+		out = append(out, nodeapi.Merged(m))
+	}
+	return out, err
+}
+
+func (l *layers) Export(ctx context.Context, ref dsec.LayerRef, w io.Writer) error {
+	return l.store.Export(ctx, ref, w)
+}
+
 // commit makes a layer of what a sandbox wrote.
 func (l *layers) commit(ctx context.Context, tar io.Reader, tag layer.Tag, base image.Config) (string, error) {
 	t := store.Tar{R: tar, Name: "commit", Config: &base, Upper: true}

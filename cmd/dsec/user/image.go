@@ -20,7 +20,7 @@ func Image() *cobra.Command {
 		Short:   "Import, list and remove images",
 		Example: "  dsec image import docker.io/library/debian:12 --tag debian:12\n  dsec image ls",
 	}
-	c.AddCommand(imageImport(), imageLs(), imageRm())
+	c.AddCommand(imageImport(), imageEnsure(), imageLs(), imageRm(), imageMerge(), imageExport())
 	return c
 }
 

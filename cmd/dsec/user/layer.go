@@ -168,7 +168,10 @@ func layerLs() *cobra.Command {
 }
 
 func kind(l client.Layer) string {
-	if l.Image {
+	switch {
+	case l.IsTemplate():
+		return "template"
+	case l.Image:
 		return "image"
 	}
 	return "layer"
@@ -231,6 +234,7 @@ func describeLayer(w io.Writer, l client.Layer) error {
 			p.line("env", e)
 		}
 	}
+	p.describeParts(l)
 	return p.err
 }
 

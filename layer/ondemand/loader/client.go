@@ -258,10 +258,17 @@ func (c *Client) serve(ctx context.Context, name string, d layer.Digest, dev, jo
 	if err != nil {
 		return err
 	}
-	f := frame{Op: opServe, Session: name, Digest: d, Table: m.Data.Chunks}
+	f := frame{Op: opServe, Session: name, Digest: d, Table: m.Data.Chunks, Size: m.Data.Size}
+	names := []string{layer.DataFile, layer.PresentFile, layer.IndexFile}
+	if f.Whole, err = (layer.Local{Info: layer.Info{Digest: d, DataSize: m.Data.Size}, Data: filepath.Join(dir, layer.DataFile)}).Whole(); err != nil {
+		return err
+	}
+	if f.Whole { // it has become so, and who has the session mounted has it still
+		names = names[:1]
+	}
 	var opened frame
 	defer opened.close()
-	for _, n := range []string{layer.DataFile, layer.PresentFile, layer.IndexFile} {
+	for _, n := range names {
 		x, err := os.OpenFile(filepath.Join(dir, n), os.O_RDWR, 0)
 		if err != nil {
 			return dsec.E(dsec.Internal, "open layer", string(d), err)

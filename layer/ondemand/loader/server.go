@@ -43,7 +43,9 @@ type Server struct {
 
 // served is a layer and what reads it.
 type served struct {
-	l        *ondemand.Layer
+	l        *ondemand.Layer // nil: it was whole when it came, and is
+	file     *os.File        // then: its data
+	size     int64
 	sessions map[string]struct{}
 	told     time.Time // when the last trouble was told
 }
@@ -169,10 +171,15 @@ const (
 	fileDev
 	fileJournal
 	filesOfServe
+
+	filesOfWhole = 3
 )
 
 // serve begins a session.
 func (s *Server) serve(f *frame) error {
+	if f.Whole && len(f.files) == filesOfWhole { // the others are not there
+		f.files = append([]*os.File{f.files[0], nil, nil}, f.files[1:]...)
+	}
 	if len(f.files) != filesOfServe || f.Session == "" || f.Digest == "" {
 		return dsec.Errorf(dsec.Invalid, "serve layer", string(f.Digest), "%d descriptors", len(f.files))
 	}
@@ -180,13 +187,18 @@ func (s *Server) serve(f *frame) error {
 	defer s.mu.Unlock()
 	x := s.layers[f.Digest]
 	if x == nil {
-		l, err := s.open(f)
-		if err != nil {
-			return err
+		x = &served{sessions: map[string]struct{}{}}
+		if f.Whole {
+			x.file, x.size, f.files[fileData] = f.files[fileData], f.Size, nil
+		} else {
+			l, err := s.open(f)
+			if err != nil {
+				return err
+			}
+			x.l = l
+			s.work.Go(func() { s.awaitWhole(l) })
 		}
-		x = &served{l: l, sessions: map[string]struct{}{}}
 		s.layers[f.Digest] = x
-		s.work.Go(func() { s.awaitWhole(l) })
 	}
 	if _, ok := x.sessions[f.Session]; ok {
 		return nil
@@ -255,9 +267,21 @@ type reader struct {
 	x *served
 }
 
-func (r reader) Size() int64 { return r.x.l.Size() }
+func (r reader) Size() int64 {
+	if r.x.l == nil {
+		return r.x.size
+	}
+	return r.x.l.Size()
+}
 
 func (r reader) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if r.x.l == nil {
+		n := min(int64(len(p)), r.x.size-off)
+		if n <= 0 {
+			return 0, nil
+		}
+		return r.x.file.ReadAt(p[:n], off)
+	}
 	n, err := r.x.l.ReadAt(ctx, p, off)
 	if err != nil && ctx.Err() == nil {
 		r.s.trouble(r.x, err)
@@ -283,7 +307,7 @@ func (s *Server) trouble(x *served, err error) {
 func (s *Server) find(op string, d layer.Digest) (*ondemand.Layer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if x := s.layers[d]; x != nil {
+	if x := s.layers[d]; x != nil && x.l != nil {
 		return x.l, nil
 	}
 	return nil, dsec.Errorf(dsec.NotFound, op, string(d), "it is not served")
@@ -330,5 +354,8 @@ func (s *Server) let(d layer.Digest) error {
 	}
 	delete(s.layers, d)
 	s.mu.Unlock()
+	if x.l == nil {
+		return x.file.Close()
+	}
 	return errors.Join(x.l.Sync(), x.l.Close())
 }

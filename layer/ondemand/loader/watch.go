@@ -13,7 +13,8 @@ import (
 // Status of one layer.
 type Status struct {
 	Digest   layer.Digest  `json:"digest"`
-	Here     int           `json:"here"` // chunks
+	Whole    bool          `json:"whole"` // it was, before this loader began
+	Here     int           `json:"here"`  // chunks
 	Chunks   int           `json:"chunks"`
 	Readers  int           `json:"readers"` // mounts of it
 	Requests int64         `json:"requests"`
@@ -30,6 +31,10 @@ func (s *Server) status() []Status {
 	defer s.mu.Unlock()
 	var out []Status
 	for d, x := range s.layers {
+		if x.l == nil {
+			out = append(out, Status{Digest: d, Whole: true, Readers: len(x.sessions)})
+			continue
+		}
 		st := x.l.Stats()
 		here, of := x.l.Here()
 		one := Status{Digest: d, Here: here, Chunks: of, Readers: len(x.sessions), Requests: st.Requests, Fetched: st.Fetched, Plain: st.Plain,
@@ -71,7 +76,9 @@ func (s *Server) all() map[layer.Digest]*ondemand.Layer {
 	defer s.mu.Unlock()
 	out := map[layer.Digest]*ondemand.Layer{}
 	for d, x := range s.layers {
-		out[d] = x.l
+		if x.l != nil {
+			out[d] = x.l
+		}
 	}
 	return out
 }

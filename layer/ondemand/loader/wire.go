@@ -47,6 +47,8 @@ type frame struct {
 	Session string       `json:"session,omitempty"`
 	Digest  layer.Digest `json:"digest,omitempty"`
 	Names   []string     `json:"names,omitempty"`
+	Whole   bool         `json:"whole,omitempty"` // of a serve: data alone, with nothing missing
+	Size    int64        `json:"size,omitempty"`  // then: of the data
 	Table   layer.Digest `json:"table,omitempty"` // of the chunks of its data
 	Layers  []Status     `json:"layers,omitempty"`
 	PID     int          `json:"pid,omitempty"`
@@ -76,7 +78,7 @@ func (f *frame) err() error {
 
 func (f *frame) close() {
 	for _, x := range f.files {
-		_ = x.Close()
+		_ = x.Close() // nil: was taken
 	}
 	f.files = nil
 }

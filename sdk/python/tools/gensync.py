@@ -16,7 +16,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "libdsec"
 TARGET = SOURCE / "_sync.py"
 CLASSES = [("_client", "AsyncClient"), ("_sandbox", "AsyncSandbox"), ("_process", "AsyncProcess"),
            ("_process", "AsyncOutputStream"), ("_session", "AsyncSession"), ("_files", "AsyncFiles"),
-           ("_watch", "AsyncWatch"), ("_layers", "AsyncLayers"), ("_port", "AsyncPort")]
+           ("_watch", "AsyncWatch"), ("_layers", "AsyncLayers"), ("_images", "AsyncImages"),
+           ("_images", "AsyncTemplates"), ("_port", "AsyncPort")]
 DUNDER = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
 # Written by hand in the header below.
 BY_HAND = {("AsyncClient", "close"), ("AsyncPort", "http")}
@@ -36,6 +37,7 @@ import httpx
 from ._client import AsyncClient
 from ._endpoint import Endpoint
 from ._files import AsyncFiles, Content
+from ._images import AsyncImages, AsyncTemplates, OnEnsure
 from ._layers import AsyncLayers, OnProgress
 from ._port import AsyncPort, sync_http
 from ._portal import Portal
@@ -44,8 +46,8 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
-from .types import (Artifact, Change, Event, FileInfo, Info, Layer, Node, OnLimit, Result, SandboxInfo, Size, Spec,
-                    Stats)
+from .types import (Artifact, Change, Event, FileInfo, Info, Layer, Merged, Node, OnLimit, Result, SandboxInfo, Size,
+                    Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -103,7 +105,7 @@ _PLAIN: dict[type, Callable[..., Any]] = {
 
 def plain(text: str) -> str:
     """Names of the plain classes in a type or a doc string."""
-    text = re.sub(r"\bAsync(?=(Client|Sandbox|Process|OutputStream|Session|Files|Watch|Layers|Port)\b)", "", text)
+    text = re.sub(r"\bAsync(?=(Client|Sandbox|Process|OutputStream|Session|Files|Watch|Layers|Images|Templates|Port)\b)", "", text)
     return text.replace("AsyncIterator", "Iterator").replace("AsyncGenerator", "Iterator")
 
 

@@ -45,6 +45,12 @@ const (
 	LayersRemoveProcedure = "/dsec.v1.Layers/Remove"
 	// LayersTagProcedure is the fully-qualified name of the Layers's Tag RPC.
 	LayersTagProcedure = "/dsec.v1.Layers/Tag"
+	// LayersEnsureProcedure is the fully-qualified name of the Layers's Ensure RPC.
+	LayersEnsureProcedure = "/dsec.v1.Layers/Ensure"
+	// LayersCreateTemplateProcedure is the fully-qualified name of the Layers's CreateTemplate RPC.
+	LayersCreateTemplateProcedure = "/dsec.v1.Layers/CreateTemplate"
+	// LayersMergeProcedure is the fully-qualified name of the Layers's Merge RPC.
+	LayersMergeProcedure = "/dsec.v1.Layers/Merge"
 )
 
 // LayersClient is a client for the dsec.v1.Layers service.
@@ -59,6 +65,14 @@ type LayersClient interface {
 	// Remove drops a tag, or a layer by digest that no sandbox and no tag uses.
 	Remove(context.Context, *v1.RemoveLayerRequest) (*v1.RemoveLayerResponse, error)
 	Tag(context.Context, *v1.TagRequest) (*v1.TagResponse, error)
+	// Ensure makes the images of OCI references known ahead: fetched, converted
+	// layer by layer, and whole on a node. Callers for one image share the work.
+	Ensure(context.Context, *v1.EnsureRequest) (*connect.ServerStreamForClient[v1.EnsureResponse], error)
+	// CreateTemplate binds a name to what its parts mean now. A name that is a
+	// template is bound anew; sandboxes that run keep what they have.
+	CreateTemplate(context.Context, *v1.TemplateRequest) (*v1.TemplateResponse, error)
+	// Merge makes one layer of layers that many images have at their bottom.
+	Merge(context.Context, *v1.MergeRequest) (*v1.MergeResponse, error)
 }
 
 // NewLayersClient constructs a client for the dsec.v1.Layers service. By default, it uses the
@@ -108,17 +122,38 @@ func NewLayersClient(httpClient connect.HTTPClient, baseURL string, opts ...conn
 			connect.WithSchema(layersMethods.ByName("Tag")),
 			connect.WithClientOptions(opts...),
 		),
+		ensure: connect.NewClient[v1.EnsureRequest, v1.EnsureResponse](
+			httpClient,
+			baseURL+LayersEnsureProcedure,
+			connect.WithSchema(layersMethods.ByName("Ensure")),
+			connect.WithClientOptions(opts...),
+		),
+		createTemplate: connect.NewClient[v1.TemplateRequest, v1.TemplateResponse](
+			httpClient,
+			baseURL+LayersCreateTemplateProcedure,
+			connect.WithSchema(layersMethods.ByName("CreateTemplate")),
+			connect.WithClientOptions(opts...),
+		),
+		merge: connect.NewClient[v1.MergeRequest, v1.MergeResponse](
+			httpClient,
+			baseURL+LayersMergeProcedure,
+			connect.WithSchema(layersMethods.ByName("Merge")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // layersClient implements LayersClient.
 type layersClient struct {
-	_import *connect.Client[v1.ImportRequest, v1.ImportResponse]
-	build   *connect.Client[v1.BuildRequest, v1.ImportResponse]
-	list    *connect.Client[v1.ListLayersRequest, v1.ListLayersResponse]
-	inspect *connect.Client[v1.InspectRequest, v1.InspectResponse]
-	remove  *connect.Client[v1.RemoveLayerRequest, v1.RemoveLayerResponse]
-	tag     *connect.Client[v1.TagRequest, v1.TagResponse]
+	_import        *connect.Client[v1.ImportRequest, v1.ImportResponse]
+	build          *connect.Client[v1.BuildRequest, v1.ImportResponse]
+	list           *connect.Client[v1.ListLayersRequest, v1.ListLayersResponse]
+	inspect        *connect.Client[v1.InspectRequest, v1.InspectResponse]
+	remove         *connect.Client[v1.RemoveLayerRequest, v1.RemoveLayerResponse]
+	tag            *connect.Client[v1.TagRequest, v1.TagResponse]
+	ensure         *connect.Client[v1.EnsureRequest, v1.EnsureResponse]
+	createTemplate *connect.Client[v1.TemplateRequest, v1.TemplateResponse]
+	merge          *connect.Client[v1.MergeRequest, v1.MergeResponse]
 }
 
 // Import calls dsec.v1.Layers.Import.
@@ -167,6 +202,29 @@ func (c *layersClient) Tag(ctx context.Context, req *v1.TagRequest) (*v1.TagResp
 	return nil, err
 }
 
+// Ensure calls dsec.v1.Layers.Ensure.
+func (c *layersClient) Ensure(ctx context.Context, req *v1.EnsureRequest) (*connect.ServerStreamForClient[v1.EnsureResponse], error) {
+	return c.ensure.CallServerStream(ctx, connect.NewRequest(req))
+}
+
+// CreateTemplate calls dsec.v1.Layers.CreateTemplate.
+func (c *layersClient) CreateTemplate(ctx context.Context, req *v1.TemplateRequest) (*v1.TemplateResponse, error) {
+	response, err := c.createTemplate.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Merge calls dsec.v1.Layers.Merge.
+func (c *layersClient) Merge(ctx context.Context, req *v1.MergeRequest) (*v1.MergeResponse, error) {
+	response, err := c.merge.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // LayersHandler is an implementation of the dsec.v1.Layers service.
 type LayersHandler interface {
 	// Import makes a layer of an image: an OCI reference, or a path on the
@@ -179,6 +237,14 @@ type LayersHandler interface {
 	// Remove drops a tag, or a layer by digest that no sandbox and no tag uses.
 	Remove(context.Context, *v1.RemoveLayerRequest) (*v1.RemoveLayerResponse, error)
 	Tag(context.Context, *v1.TagRequest) (*v1.TagResponse, error)
+	// Ensure makes the images of OCI references known ahead: fetched, converted
+	// layer by layer, and whole on a node. Callers for one image share the work.
+	Ensure(context.Context, *v1.EnsureRequest, *connect.ServerStream[v1.EnsureResponse]) error
+	// CreateTemplate binds a name to what its parts mean now. A name that is a
+	// template is bound anew; sandboxes that run keep what they have.
+	CreateTemplate(context.Context, *v1.TemplateRequest) (*v1.TemplateResponse, error)
+	// Merge makes one layer of layers that many images have at their bottom.
+	Merge(context.Context, *v1.MergeRequest) (*v1.MergeResponse, error)
 }
 
 // NewLayersHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -224,6 +290,24 @@ func NewLayersHandler(svc LayersHandler, opts ...connect.HandlerOption) (string,
 		connect.WithSchema(layersMethods.ByName("Tag")),
 		connect.WithHandlerOptions(opts...),
 	)
+	layersEnsureHandler := connect.NewServerStreamHandlerSimple(
+		LayersEnsureProcedure,
+		svc.Ensure,
+		connect.WithSchema(layersMethods.ByName("Ensure")),
+		connect.WithHandlerOptions(opts...),
+	)
+	layersCreateTemplateHandler := connect.NewUnaryHandlerSimple(
+		LayersCreateTemplateProcedure,
+		svc.CreateTemplate,
+		connect.WithSchema(layersMethods.ByName("CreateTemplate")),
+		connect.WithHandlerOptions(opts...),
+	)
+	layersMergeHandler := connect.NewUnaryHandlerSimple(
+		LayersMergeProcedure,
+		svc.Merge,
+		connect.WithSchema(layersMethods.ByName("Merge")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.Layers/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case LayersImportProcedure:
@@ -238,6 +322,12 @@ func NewLayersHandler(svc LayersHandler, opts ...connect.HandlerOption) (string,
 			layersRemoveHandler.ServeHTTP(w, r)
 		case LayersTagProcedure:
 			layersTagHandler.ServeHTTP(w, r)
+		case LayersEnsureProcedure:
+			layersEnsureHandler.ServeHTTP(w, r)
+		case LayersCreateTemplateProcedure:
+			layersCreateTemplateHandler.ServeHTTP(w, r)
+		case LayersMergeProcedure:
+			layersMergeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -269,4 +359,16 @@ func (UnimplementedLayersHandler) Remove(context.Context, *v1.RemoveLayerRequest
 
 func (UnimplementedLayersHandler) Tag(context.Context, *v1.TagRequest) (*v1.TagResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Tag is not implemented"))
+}
+
+func (UnimplementedLayersHandler) Ensure(context.Context, *v1.EnsureRequest, *connect.ServerStream[v1.EnsureResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Ensure is not implemented"))
+}
+
+func (UnimplementedLayersHandler) CreateTemplate(context.Context, *v1.TemplateRequest) (*v1.TemplateResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.CreateTemplate is not implemented"))
+}
+
+func (UnimplementedLayersHandler) Merge(context.Context, *v1.MergeRequest) (*v1.MergeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Merge is not implemented"))
 }

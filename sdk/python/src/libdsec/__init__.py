@@ -13,12 +13,13 @@ Sizes are bytes, durations seconds, paths inside a sandbox absolute.
 from . import errors, types
 from ._client import AsyncClient, Creating
 from ._files import AsyncFiles
+from ._images import AsyncImages, AsyncTemplates
 from ._layers import AsyncLayers
 from ._port import AsyncPort
 from ._process import AsyncOutputStream, AsyncProcess
 from ._sandbox import AsyncSandbox
 from ._session import AsyncSession
-from ._sync import Client, Files, Layers, OutputStream, Port, Process, Sandbox, Session, Watch
+from ._sync import Client, Files, Images, Layers, OutputStream, Port, Process, Sandbox, Session, Templates, Watch
 from ._watch import AsyncWatch
 from .errors import *  # noqa: F403
 from .types import *  # noqa: F403
@@ -26,8 +27,8 @@ from .types import *  # noqa: F403
 __version__ = "0.1.0"
 
 __all__ = [
-    "AsyncClient", "AsyncFiles", "AsyncLayers", "AsyncOutputStream", "AsyncPort", "AsyncProcess", "AsyncSandbox",
-    "AsyncSession", "AsyncWatch", "Client", "Creating", "Files", "Layers", "OutputStream", "Port", "Process", "Sandbox", "Session",
-    "Watch",
+    "AsyncClient", "AsyncFiles", "AsyncImages", "AsyncLayers", "AsyncOutputStream", "AsyncPort", "AsyncProcess", "AsyncSandbox",
+    "AsyncSession", "AsyncTemplates", "AsyncWatch", "Client", "Creating", "Files", "Images", "Layers", "OutputStream", "Port",
+    "Process", "Sandbox", "Session", "Templates", "Watch",
     *errors.__all__, *types.__all__,
 ]

@@ -14,6 +14,7 @@ import httpx
 
 from . import _wire as w
 from ._endpoint import Endpoint, find
+from ._images import AsyncImages, AsyncTemplates
 from ._layers import AsyncLayers
 from ._mux import Mux
 from ._sandbox import AsyncSandbox
@@ -288,6 +289,14 @@ class AsyncClient:
     @property
     def layers(self) -> AsyncLayers:
         return AsyncLayers(self)
+
+    @property
+    def images(self) -> AsyncImages:
+        return AsyncImages(self)
+
+    @property
+    def templates(self) -> AsyncTemplates:
+        return AsyncTemplates(self)
 
     async def info(self) -> Info:
         return Info.from_wire(await self._call("System/Info", {}))

@@ -13,6 +13,7 @@ import httpx
 from ._client import AsyncClient
 from ._endpoint import Endpoint
 from ._files import AsyncFiles, Content
+from ._images import AsyncImages, AsyncTemplates, OnEnsure
 from ._layers import AsyncLayers, OnProgress
 from ._port import AsyncPort, sync_http
 from ._portal import Portal
@@ -21,8 +22,8 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
-from .types import (Artifact, Change, Event, FileInfo, Info, Layer, Node, OnLimit, Result, SandboxInfo, Size, Spec,
-                    Stats)
+from .types import (Artifact, Change, Event, FileInfo, Info, Layer, Merged, Node, OnLimit, Result, SandboxInfo, Size,
+                    Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -116,6 +117,14 @@ class Client:
     @property
     def layers(self) -> Layers:
         return cast("Layers", self._wrap(self._core.layers))
+
+    @property
+    def images(self) -> Images:
+        return cast("Images", self._wrap(self._core.images))
+
+    @property
+    def templates(self) -> Templates:
+        return cast("Templates", self._wrap(self._core.templates))
 
     def info(self) -> Info:
         return self._portal.run(self._core.info())
@@ -612,6 +621,75 @@ class Layers:
         self._portal.run(self._core.tag(ref, tag))
 
 
+class Images:
+    """Images that sandboxes are created from."""
+
+    def __init__(self, portal: Portal, client: Client, core: AsyncImages) -> None:
+        self._portal = portal
+        self._client = client
+        self._core = core
+
+    def _wrap(self, core: Any) -> Any:
+        return _wrap(self._portal, self._client, core)
+
+    def ensure(self, refs: Sequence[str], *, arch: str='', max_age: float=0.0, progress: OnEnsure | None=None) -> builtins.list[Layer]:
+        """Makes the images of OCI references known ahead, and returns them in the order of ``refs``.
+
+        Each OCI layer is fetched and converted once, whatever image it is in; all who
+        ask for an image share the work. ``max_age``: what a reference meant so many
+        seconds ago will do; 0: look now. Creating a sandbox from a reference does the
+        same, and does not look again.
+        """
+        return self._portal.run(self._core.ensure(refs, arch=arch, max_age=max_age, progress=progress))
+
+    def list(self) -> builtins.list[Layer]:
+        """What was imported or ensured as an image."""
+        return self._portal.run(self._core.list())
+
+    def merge(self, refs: Sequence[str]=(), *, dry_run: bool=False) -> builtins.list[Merged]:
+        """Makes one layer of the layers that images share at their bottom.
+
+        Without ``refs`` wherever at least two share any. The images show what they
+        showed; sandboxes that run keep the layers they have.
+        """
+        return self._portal.run(self._core.merge(refs, dry_run=dry_run))
+
+    def export(self, ref: str, to: str | os.PathLike[str]) -> Path:
+        """Writes an image as an OCI image archive, which ``docker load`` reads. The file is whole or not there."""
+        return self._portal.run(self._core.export(ref, to))
+
+
+class Templates:
+    """Names that are bound to an image, a workspace and toolkits as they were then."""
+
+    def __init__(self, portal: Portal, client: Client, core: AsyncTemplates) -> None:
+        self._portal = portal
+        self._client = client
+        self._core = core
+
+    def _wrap(self, core: Any) -> Any:
+        return _wrap(self._portal, self._client, core)
+
+    def create(self, name: str, image: str, *, workspace: str='', toolkits: Sequence[str]=()) -> Layer:
+        """Binds a name to what its parts mean now; it can be used wherever an image can.
+
+        Each toolkit shadows and deletes what is below it. A name that is bound is bound
+        anew: nothing is built, and sandboxes that run keep what they have.
+        """
+        return self._portal.run(self._core.create(name, image, workspace=workspace, toolkits=toolkits))
+
+    def list(self) -> builtins.list[Layer]:
+        return self._portal.run(self._core.list())
+
+    def inspect(self, name: str) -> Layer:
+        """Invalid if the name is no template, NotFound if there is none."""
+        return self._portal.run(self._core.inspect(name))
+
+    def remove(self, name: str) -> bool:
+        """Removes the name; its layers stay. False if there was none. Needs the role admin."""
+        return self._portal.run(self._core.remove(name))
+
+
 class Port:
     """HTTP to a port of a sandbox. Nothing has to listen yet; see ``wait``."""
 
@@ -657,5 +735,7 @@ _PLAIN: dict[type, Callable[..., Any]] = {
     AsyncFiles: Files,
     AsyncWatch: Watch,
     AsyncLayers: Layers,
+    AsyncImages: Images,
+    AsyncTemplates: Templates,
     AsyncPort: Port,
 }

@@ -16,8 +16,9 @@ from . import _wire as w
 from ._wire import Json
 
 __all__ = [
-    "Artifact", "Change", "Event", "FileInfo", "ImageConfig", "Info", "Layer", "Node", "Output", "Progress", "Result",
-    "SandboxInfo", "SandboxResult", "SandboxUsage", "Spec", "Stats", "Step", "Usage", "parse_size",
+    "Artifact", "Change", "EnsureProgress", "Event", "FileInfo", "ImageConfig", "Info", "Layer", "Merged", "Node", "Output",
+    "Progress", "Result", "SandboxInfo", "SandboxResult", "SandboxUsage", "Spec", "StackLayer", "Stats", "Step", "Usage",
+    "parse_size",
 ]
 
 Size = int | str
@@ -409,10 +410,21 @@ class ImageConfig:
 
 
 @dataclass(frozen=True)
+class StackLayer:
+    """One layer of a stack. ``role``, of a template: base, workspace, toolkit. ``ref``: what was asked for."""
+
+    digest: str
+    role: str
+    ref: str
+
+
+@dataclass(frozen=True)
 class Layer:
-    """An immutable layer. Sizes in bytes: of the metadata, and of the data as it reads.
+    """An immutable layer, or a stack of them. Sizes in bytes: of the metadata, and of the data as it reads.
 
     ``image``: it was imported as a whole root file system, a base for sandboxes.
+    ``layers``: of a stack, which is an image converted layer by layer or a template,
+    the lowest first; the other fields are of all of them.
     """
 
     digest: str
@@ -423,13 +435,58 @@ class Layer:
     config: ImageConfig | None
     tags: tuple[str, ...]
     image: bool
+    layers: tuple[StackLayer, ...] = ()
+
+    @property
+    def template(self) -> bool:
+        return bool(self.layers) and bool(self.layers[0].role)
 
     @classmethod
     def from_wire(cls, m: Json) -> Layer:
         config = w.message(m, "config")
         return cls(w.string(m, "digest"), w.integer(m, "meta_size"), w.integer(m, "data_size"),
                    w.integer(m, "entries"), w.string(m, "source"),
-                   ImageConfig.from_wire(config) if config else None, tuple(w.strings(m, "tags")), w.boolean(m, "image"))
+                   ImageConfig.from_wire(config) if config else None, tuple(w.strings(m, "tags")), w.boolean(m, "image"),
+                   tuple(StackLayer(w.string(p, "digest"), w.string(p, "role"), w.string(p, "ref"))
+                         for p in w.messages(m, "layers")))
+
+
+@dataclass(frozen=True)
+class EnsureProgress:
+    """How far an image is on its way to be known. ``done`` and ``total`` are bytes of its layers; ``total`` 0 if unknown.
+
+    ``phase``: queue, resolve, wait (another node is at it), convert, stack, ready.
+    ``queue``: images before it, and it; 0: it is being made. ``left``: seconds as
+    fast as it went so far; 0 if unknown.
+    """
+
+    ref: str
+    phase: str
+    done: int
+    total: int
+    queue: int
+    left: float
+
+    @classmethod
+    def from_wire(cls, m: Json) -> EnsureProgress:
+        return cls(w.string(m, "ref"), w.string(m, "phase"), w.integer(m, "done"), w.integer(m, "total"),
+                   w.integer(m, "queue"), w.integer(m, "left_ms") / 1000)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Layers that images share at their bottom, and what they became. Bytes; ``layer`` is empty in a dry run."""
+
+    layers: tuple[str, ...]
+    layer: str
+    images: tuple[str, ...]
+    before: int
+    after: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Merged:
+        return cls(tuple(w.strings(m, "layers")), w.string(m, "layer"), tuple(w.strings(m, "images")),
+                   w.integer(m, "before"), w.integer(m, "after"))
 
 
 @dataclass(frozen=True)
