@@ -201,6 +201,11 @@ func do(ctx context.Context, rt *http.Transport, reg *dsecv1.Registration, r wir
 	if err != nil {
 		return nil, err
 	}
+	if resp.StatusCode == http.StatusUnauthorized {
+		// Our token is that of the process before: nobody outside is to hear of it.
+		_ = resp.Body.Close()
+		return nil, dsec.Errorf(dsec.Unavailable, "call node", reg.Node, "it has started again and is not registered yet")
+	}
 	if resp.StatusCode >= 400 {
 		defer resp.Body.Close()
 		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))

@@ -61,6 +61,7 @@ type host struct {
 	log  *lines
 
 	ended <-chan struct{} // closed when up has
+	over  sync.Once       // down
 }
 
 var instances atomic.Int32
@@ -140,7 +141,9 @@ func (h *host) await(s string, n int) {
 }
 
 // down ends everything and wants nothing left.
-func (h *host) down() {
+func (h *host) down() { h.over.Do(h.end) }
+
+func (h *host) end() {
 	out, err := exec.Command(binary, append([]string{"down", "--purge"}, h.args...)...).CombinedOutput()
 	<-h.ended
 	if err != nil || !bytes.Contains(out, []byte("nothing is left")) {

@@ -77,6 +77,7 @@ func onDemand(t *testing.T, blobs string, tree []byte) (*host, dsec.LayerRef) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	one.down()
 	return startWith(t, place(), "blobs: "+blobs+"\n"), dsec.LayerRef(l.Digest)
 }
 
@@ -162,15 +163,21 @@ func (h *host) follow(ctx context.Context, id dsec.SandboxID, script string) (st
 		}
 	}
 	var out bytes.Buffer
-	r, err := p.Follow(ctx, client.Offsets{}, func(c client.Chunk) error {
-		out.Write(c.Data)
-		return nil
-	})
-	if err != nil {
-		return out.String(), fmt.Errorf("follow: %w", err)
+	for {
+		r, err := p.Follow(ctx, client.Offsets{Stdout: int64(out.Len())}, func(c client.Chunk) error {
+			if c.Stream == process.Stdout {
+				out.Write(c.Data)
+			}
+			return nil
+		})
+		switch {
+		case err != nil && dsec.ClassOf(err).Retryable() && ctx.Err() == nil: // killed while we listened
+		case err != nil:
+			return out.String(), fmt.Errorf("follow: %w", err)
+		case r.ExitCode != 0 || r.Status != process.Exited:
+			return out.String(), fmt.Errorf("script: %+v, %q", r, out.String())
+		default:
+			return out.String(), nil
+		}
 	}
-	if r.ExitCode != 0 || r.Status != process.Exited {
-		return out.String(), fmt.Errorf("script: %+v, %q", r, out.String())
-	}
-	return out.String(), nil
 }
