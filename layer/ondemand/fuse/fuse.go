@@ -18,10 +18,13 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/linux"
+	"github.com/opendsec/dsec/layer/ondemand/journal"
 )
 
 // Source has the bytes of the file.
@@ -53,7 +56,7 @@ func Mount() (dev, mount *os.File, err error) {
 // Session answers the reads of one mount.
 type Session struct {
 	dev  *os.File
-	j    *journal
+	j    *journal.Journal
 	src  Source
 	busy sync.WaitGroup
 	idle chan int // free slots
@@ -63,20 +66,25 @@ type Session struct {
 }
 
 // Serve answers until the mount is gone (nil) or ctx ends. It owns neither file.
-func Serve(ctx context.Context, dev, journal *os.File, src Source) error {
-	j, err := openJournal(journal)
+func Serve(ctx context.Context, dev, messages *os.File, src Source) error {
+	// A deadline that an earlier Serve ended with would end this one; and one that
+	// cannot be set would not end it.
+	if err := dev.SetReadDeadline(time.Time{}); err != nil {
+		return dsec.E(dsec.Invalid, "serve layer", dev.Name(), err)
+	}
+	j, err := journal.Open(messages, shape)
 	if err != nil {
-		return fmt.Errorf("open journal: %w", err)
+		return err
 	}
 	s := &Session{dev: dev, j: j, src: src, idle: make(chan int, slots), reads: map[uint64]context.CancelFunc{}}
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
 		cancel()
 		s.busy.Wait()
-		j.close()
+		j.Close()
 	}()
 	left := map[int]bool{}
-	for _, i := range j.left() {
+	for _, i := range j.Left() {
 		left[i] = true
 		s.dispatch(ctx, i)
 	}
@@ -98,16 +106,16 @@ func (s *Session) loop(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		_, err := s.dev.Read(s.j.take(i))
+		_, err := s.dev.Read(s.j.Take(i))
 		switch {
 		case err == nil:
 			s.dispatch(ctx, i)
 			continue
 		case errors.Is(err, unix.ENODEV): // unmounted
-			s.j.free(i)
+			s.j.Free(i)
 			return nil
 		}
-		s.j.free(i)
+		s.j.Free(i)
 		s.idle <- i
 		switch {
 		case ctx.Err() != nil:
@@ -122,7 +130,7 @@ func (s *Session) loop(ctx context.Context) error {
 // dispatch answers the message in a slot and frees the slot. Only reads wait
 // for something.
 func (s *Session) dispatch(ctx context.Context, i int) {
-	r, err := parse(s.j.slot(i))
+	r, err := parse(s.j.Slot(i))
 	if err != nil || r.op != opRead {
 		if err == nil {
 			s.send(s.answer(&r))
@@ -149,7 +157,7 @@ func (s *Session) dispatch(ctx context.Context, i int) {
 }
 
 func (s *Session) done(i int) {
-	s.j.free(i)
+	s.j.Free(i)
 	s.idle <- i
 }
 
