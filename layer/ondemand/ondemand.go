@@ -24,6 +24,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
@@ -31,6 +32,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -56,9 +58,10 @@ type Layer struct {
 	opts  Options
 	offs  []int64
 
-	life context.Context // ends fetches
-	end  context.CancelFunc
-	work sync.WaitGroup
+	life  context.Context // ends fetches
+	end   context.CancelFunc
+	work  sync.WaitGroup
+	calls sync.WaitGroup // of those that look at the files
 
 	trace trace
 
@@ -73,6 +76,7 @@ type Layer struct {
 type flight struct {
 	landed chan struct{} // closed when err is set
 	err    error
+	urgent *urgency // of the request it came with; nil: none was made
 }
 
 // Stats count since the Layer was opened.
@@ -127,7 +131,12 @@ func (l *Layer) Stats() Stats {
 
 // Ensure returns when all bytes of the range that are before the end are in
 // the file.
-func (l *Layer) Ensure(ctx context.Context, off, n int64) error {
+func (l *Layer) Ensure(caller context.Context, off, n int64) error {
+	leave, err := l.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	from, to := layer.Span(l.offs, off, n)
 	l.trace.note(off, min(n, l.Size()-off))
 	if l.here(from, to) {
@@ -136,19 +145,32 @@ func (l *Layer) Ensure(ctx context.Context, off, n int64) error {
 	}
 	begun := time.Now()
 	// A little longer than the fetch, whose error says more.
-	ctx, cancel := context.WithTimeout(ctx, l.opts.Deadline+time.Second)
+	ctx, cancel := context.WithTimeout(caller, l.opts.Deadline+time.Second)
 	defer cancel()
-	err := l.await(ctx, l.take(from, to, true))
+	err = l.await(ctx, l.take(from, to, true))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Stalls++
 	l.stats.Stalled += time.Since(begun)
 	if err != nil {
 		err = dsec.E(dsec.ClassOf(err), "read layer", string(l.parts.Digest), err)
+	}
+	if err != nil && caller.Err() == nil { // of who went away it is none
 		l.stats.Failures++
 		l.stats.Last = err
 	}
 	return err
+}
+
+// enter begins a call that looks at the files, which Close waits for.
+func (l *Layer) enter() (leave func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, dsec.Errorf(dsec.Canceled, "read layer", string(l.parts.Digest), "it was closed")
+	}
+	l.calls.Add(1)
+	return l.calls.Done, nil
 }
 
 // ReadAt reads verified bytes.
@@ -157,6 +179,11 @@ func (l *Layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if n <= 0 {
 		return 0, nil
 	}
+	leave, err := l.enter()
+	if err != nil {
+		return 0, err
+	}
+	defer leave()
 	if err := l.Ensure(ctx, off, n); err != nil {
 		return 0, err
 	}
@@ -193,6 +220,11 @@ func (l *Layer) Fill(ctx context.Context) error {
 
 // Prefetch fetches the ranges in their order, behind whatever readers wait for.
 func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
+	leave, err := l.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	const atOnce = 64 // chunks asked for and not here yet
 	var under []*flight
 	for _, r := range ranges {
@@ -218,19 +250,30 @@ func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
 
 // Sync makes durable what is here.
 func (l *Layer) Sync() error {
+	leave, err := l.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	if err := l.parts.Present.Sync(l.parts.Data); err != nil {
-		return dsec.E(dsec.Internal, "sync layer", string(l.parts.Digest), err)
+		return dsec.E(fault.Class(err, dsec.Internal), "sync layer", string(l.parts.Digest), err)
 	}
 	return nil
 }
 
-// Close ends what is being fetched and lets go of the files.
+// Close ends what is being fetched, and with Canceled the calls that wait for
+// it, and lets go of the files.
 func (l *Layer) Close() error {
 	l.mu.Lock()
+	again := l.closed
 	l.closed = true
 	l.mu.Unlock()
 	l.end()
+	l.calls.Wait()
 	l.work.Wait()
+	if again {
+		return nil
+	}
 	err := l.parts.Present.Close()
 	if e := l.parts.Data.Close(); err == nil {
 		err = e
@@ -241,7 +284,7 @@ func (l *Layer) Close() error {
 // land writes a chunk that came and tells who waits.
 func (l *Layer) land(i int, plain []byte) error {
 	if _, err := l.parts.Data.WriteAt(plain, l.offs[i]); err != nil {
-		return err
+		return dsec.E(fault.Class(err, dsec.Internal), "write chunk", strconv.Itoa(i), err)
 	}
 	l.arrived(i)
 	return nil
@@ -258,13 +301,17 @@ func (l *Layer) arrived(i int) {
 	}
 }
 
-// crash tells who waits for chunks of a run that they do not come.
-func (l *Layer) crash(chunks []int, err error) {
+// crash tells who waits for chunks of a run that they do not come. It tells
+// nobody whose chunk has been asked for again since.
+func (l *Layer) crash(r *run, chunks []int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, i := range chunks {
-		if f := l.flights[i]; f != nil {
+		if f := l.flights[i]; f != nil && f.urgent == r.urgent {
 			f.err = err
+			if err == nil { // a wait may end well only by arrived
+				f.err = dsec.Errorf(dsec.Internal, "read chunk", strconv.Itoa(i), "it was not among those that came")
+			}
 			delete(l.flights, i)
 			close(f.landed)
 		}
