@@ -37,7 +37,7 @@ func (l *Lanes) enter(ctx context.Context, urgent <-chan struct{}) (leave func()
 			return nil, ctx.Err()
 		}
 	}
-	leave = func() {
+	behind := func() {
 		if ahead {
 			<-l.ahead
 		}
@@ -45,12 +45,12 @@ func (l *Lanes) enter(ctx context.Context, urgent <-chan struct{}) (leave func()
 	select {
 	case l.all <- struct{}{}:
 	case <-ctx.Done():
-		leave()
+		behind()
 		return nil, ctx.Err()
 	}
 	return func() {
 		<-l.all
-		leave()
+		behind()
 	}, nil
 }
 

@@ -18,7 +18,6 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -67,9 +66,7 @@ type Session struct {
 
 // Serve answers until the mount is gone (nil) or ctx ends. It owns neither file.
 func Serve(ctx context.Context, dev, messages *os.File, src Source) error {
-	// A deadline that an earlier Serve ended with would end this one; and one that
-	// cannot be set would not end it.
-	if err := dev.SetReadDeadline(time.Time{}); err != nil {
+	if err := journal.Pollable(dev); err != nil {
 		return dsec.E(dsec.Invalid, "serve layer", dev.Name(), err)
 	}
 	j, err := journal.Open(messages, shape)

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -133,4 +134,22 @@ func (j *Journal) Left() (is []int) {
 		is = append(is, i)
 	}
 	return is
+}
+
+// Pollable readies what messages are read from: a read of it waits in the
+// runtime, and ends when a deadline is set. Other processes have it too, and may
+// have left it otherwise.
+func Pollable(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	if err := raw.Control(func(fd uintptr) { set = unix.SetNonblock(int(fd), true) }); err != nil {
+		return err
+	}
+	if set != nil {
+		return set
+	}
+	return f.SetReadDeadline(time.Time{})
 }

@@ -29,6 +29,7 @@
 package precontent
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"syscall"
@@ -85,13 +86,19 @@ func Unmark(group, data *os.File) error {
 }
 
 func mark(group, data *os.File, what uint) error {
-	// By the descriptor itself: a path could have come to mean another file.
-	for {
-		err := unix.FanotifyMark(int(group.Fd()), what, unix.FAN_PRE_ACCESS, int(data.Fd()), "")
-		if err != unix.EINTR {
-			return err
-		}
+	// Not by Fd, which would have all who hold the group wait in its reads.
+	raw, err := group.SyscallConn()
+	if err != nil {
+		return err
 	}
+	var marked error
+	err = raw.Control(func(fd uintptr) {
+		for marked = unix.EINTR; marked == unix.EINTR; {
+			// The file itself: a path could have come to mean another one.
+			marked = unix.FanotifyMark(int(fd), what, unix.FAN_PRE_ACCESS, int(data.Fd()), "")
+		}
+	})
+	return cmp.Or(err, marked)
 }
 
 // NewJournal makes the memory of the events that are taken and not answered.

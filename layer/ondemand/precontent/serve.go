@@ -75,7 +75,7 @@ type session struct {
 // what it serves.
 func Serve(ctx context.Context, group, events *os.File, find func(dev, ino uint64) Source) error {
 	const op = "serve pre-content events"
-	if err := group.SetReadDeadline(time.Time{}); err != nil {
+	if err := journal.Pollable(group); err != nil {
 		return dsec.E(dsec.Invalid, op, group.Name(), err)
 	}
 	j, err := journal.Open(events, shape)
