@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
@@ -28,6 +29,7 @@ type run struct {
 	from   uint64 // in the pack
 	to     uint64
 	urgent *urgency
+	begun  time.Time
 }
 
 // urgency of a request that is made ahead of readers: one may come to wait for it.
@@ -54,16 +56,18 @@ func (l *Layer) take(from, to int, demand bool) []*flight {
 			continue
 		}
 		f := l.flights[i]
-		if f == nil {
-			if l.closed {
-				f = &flight{landed: make(chan struct{}), err: context.Canceled}
-				close(f.landed)
-			} else {
-				f = begin(i)
-				mine = append(mine, i)
-			}
-		} else if demand {
+		switch {
+		case f != nil && demand:
 			f.urgent.hurry()
+		case f != nil:
+		case l.closed:
+			f = over(context.Canceled)
+		case time.Now().Before(l.failed[i].until):
+			f = over(l.failed[i].err)
+		default:
+			delete(l.failed, i)
+			f = begin(i)
+			mine = append(mine, i)
 		}
 		wait = append(wait, f)
 	}
@@ -79,6 +83,13 @@ func (l *Layer) take(from, to int, demand bool) []*flight {
 	l.launch(more, false)
 	l.mu.Unlock()
 	return wait
+}
+
+// over is a flight that failed before.
+func over(err error) *flight {
+	f := &flight{landed: make(chan struct{}), err: err}
+	close(f.landed)
+	return f
 }
 
 // follow runs ahead of a reader that found all it asked for.
@@ -104,7 +115,7 @@ func (l *Layer) follow(from, to int) {
 // launch starts the requests for chunks whose flights were begun; under mu.
 func (l *Layer) launch(chunks []int, demand bool) {
 	for _, r := range plan(l.parts.Index, chunks) {
-		r.urgent = &urgency{now: make(chan struct{})}
+		r.urgent, r.begun = &urgency{now: make(chan struct{})}, time.Now()
 		for _, i := range r.chunks {
 			l.flights[i].urgent = r.urgent
 		}

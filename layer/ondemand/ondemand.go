@@ -14,7 +14,9 @@
 // the longer it does. A failure has the class the store gave it (Unavailable,
 // PermissionDenied, NotFound, Corrupt, NoSpace) and is told to those who wait
 // for that chunk, at the latest after the deadline; the next who asks tries
-// again. Nothing here reads, maps or executes what it serves.
+// again. Only what took long to fail is told again for half as long, a second at
+// most: the kernel asks up to three times for one read, and its reader should
+// not wait for three deadlines. Nothing here reads, maps or executes what it serves.
 //
 // All methods may be called concurrently.
 package ondemand
@@ -67,6 +69,7 @@ type Layer struct {
 
 	mu      sync.Mutex
 	flights map[int]*flight
+	failed  map[int]failure // chunks that were not asked for since
 	ahead   readahead
 	stats   Stats
 	closed  bool
@@ -77,6 +80,12 @@ type flight struct {
 	landed chan struct{} // closed when err is set
 	err    error
 	urgent *urgency // of the request it came with; nil: none was made
+}
+
+// failure is told again to who asks at once.
+type failure struct {
+	err   error
+	until time.Time
 }
 
 // Stats count since the Layer was opened.
@@ -104,7 +113,7 @@ func Open(p Parts, o Options) (*Layer, error) {
 	if o.Blobs == nil {
 		return nil, dsec.Errorf(dsec.Invalid, "open layer", string(p.Digest), "no store to fetch from")
 	}
-	l := &Layer{parts: p, opts: o, offs: p.Index.Offsets(), flights: map[int]*flight{}}
+	l := &Layer{parts: p, opts: o, offs: p.Index.Offsets(), flights: map[int]*flight{}, failed: map[int]failure{}}
 	l.life, l.end = context.WithCancel(context.Background())
 	l.trace.begin(o.Window)
 	return l, nil
@@ -314,6 +323,7 @@ func (l *Layer) crash(r *run, chunks []int, err error) {
 			}
 			delete(l.flights, i)
 			close(f.landed)
+			l.failed[i] = failure{err: f.err, until: time.Now().Add(min(time.Since(r.begun)/2, time.Second))}
 		}
 	}
 }

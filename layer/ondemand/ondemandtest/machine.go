@@ -19,6 +19,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob/bucket"
+	"github.com/opendsec/dsec/blob/fault"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/layer"
@@ -30,6 +31,8 @@ type Backend struct {
 	Name string
 	URL  string // for bucket.Open
 	Dir  string // where the objects are as files, to damage them
+	// Break makes a real server go wrong; nil: the server of the layer does as if.
+	Break func(fault.Faults)
 }
 
 // Origin is a tree and the layer made of it, in a backend.
@@ -209,6 +212,9 @@ func (x *Machine) newMount(device string) *os.File {
 
 func (x *Machine) close() {
 	x.mount.Close()
+	if x.server != nil {
+		x.Trouble(trouble{})
+	}
 	x.Kill()
 	x.data.Close()
 	x.at.Detach()
@@ -274,6 +280,10 @@ func (x *Machine) ask(c command) said {
 // Trouble makes the store of the server go wrong.
 func (x *Machine) Trouble(t trouble) {
 	x.t.Helper()
+	if x.o.Break != nil {
+		x.o.Break(t.faults())
+		return
+	}
 	x.order.Trouble = t
 	x.ask(command{Trouble: &t})
 }

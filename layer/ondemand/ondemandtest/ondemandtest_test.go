@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 		dir := t.TempDir()
 		for _, b := range []Backend{
 			{Name: "files", URL: "file://" + dir, Dir: dir},
-			{Name: "s3", URL: server.URL(m.Name), Dir: filepath.Join(server.Data(), s3test.BucketName, m.Name)},
+			{Name: "s3", URL: server.URL(m.Name), Dir: filepath.Join(server.Data(), s3test.BucketName, m.Name), Break: server.Proxy.Set},
 		} {
 			t.Run(m.Name+" and "+b.Name, func(t *testing.T) { Run(t, m, b) })
 		}
