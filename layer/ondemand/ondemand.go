@@ -304,6 +304,7 @@ func (l *Layer) arrived(i int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Plain += int64(l.parts.Index.Chunks[i].Size)
+	delete(l.failed, i)
 	if f := l.flights[i]; f != nil {
 		delete(l.flights, i)
 		close(f.landed)

@@ -1,154 +1,20 @@
 package ondemand
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
-	"io"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
-
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
-	"github.com/opendsec/dsec/blob/bucket"
 	"github.com/opendsec/dsec/blob/fault"
 	"github.com/opendsec/dsec/layer"
 )
-
-// origin has the chunks of a layer in one pack of a store that can be broken.
-type origin struct {
-	plain [][]byte
-	ix    layer.Index
-	store *fault.Store
-}
-
-// newOrigin packs chunks; gap bytes of nobody are before each.
-func newOrigin(t testing.TB, gap int, chunks ...[]byte) *origin {
-	t.Helper()
-	z, err := zstd.NewWriter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := decoder(); err != nil {
-		t.Fatal(err)
-	}
-	o := &origin{plain: chunks}
-	var pack []byte
-	known := map[[32]byte]layer.Chunk{}
-	for _, p := range chunks {
-		c := layer.Chunk{Sum: sha256.Sum256(p), Size: uint32(len(p))}
-		if k, ok := known[c.Sum]; ok {
-			c = k
-		} else if !bytes.Equal(p, nothing[:len(p)]) {
-			pack = append(pack, make([]byte, gap)...)
-			frame := z.EncodeAll(p, nil)
-			c.Off, c.Length = uint64(len(pack)), uint32(len(frame))
-			pack = append(pack, frame...)
-		}
-		known[c.Sum] = c
-		o.ix.Chunks = append(o.ix.Chunks, c)
-	}
-	o.ix.Packs = []layer.Digest{layer.DigestOf(pack)}
-	b, err := bucket.Open(context.Background(), "mem://")
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.store = fault.New(b)
-	if err := blob.PutBytes(context.Background(), o.store, o.key(), pack, blob.PutOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	return o
-}
-
-func (o *origin) key() string { return layer.PackKey(o.ix.Packs[0]) }
-
-// open makes a layer that has nothing.
-func (o *origin) open(t testing.TB, opts Options) *Layer {
-	t.Helper()
-	dir := t.TempDir()
-	if err := layer.CreatePresence(filepath.Join(dir, "present"), len(o.ix.Chunks)); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.OpenFile(filepath.Join(dir, "present"), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	present, err := layer.OpenPresence(f, len(o.ix.Chunks))
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := os.Create(filepath.Join(dir, "data"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := data.Truncate(o.ix.Size()); err != nil {
-		t.Fatal(err)
-	}
-	if opts.Blobs == nil {
-		opts.Blobs = o.store
-	}
-	l, err := Open(Parts{Digest: layer.DigestOf(nil), Index: o.ix, Data: data, Present: present}, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return l
-}
-
-// check reads chunks and compares.
-func (o *origin) check(t *testing.T, l *Layer, from, to int) {
-	t.Helper()
-	for i := from; i < to; i++ {
-		b := make([]byte, len(o.plain[i]))
-		if _, err := l.ReadAt(context.Background(), b, l.offs[i]); err != nil || !bytes.Equal(b, o.plain[i]) {
-			t.Errorf("chunk %d: %v", i, err)
-		}
-	}
-}
-
-func noise(n, size int) (chunks [][]byte) {
-	r := rand.NewChaCha8([32]byte{byte(n)})
-	for range n {
-		b := make([]byte, size)
-		_, _ = r.Read(b) // never fails
-		chunks = append(chunks, b)
-	}
-	return chunks
-}
-
-// gate is a store whose reads are let through one by one.
-type gate struct {
-	blob.Store
-	pass  chan struct{} // closed: all
-	began chan int64    // offsets, in order
-}
-
-func newGate(s blob.Store) *gate {
-	return &gate{Store: s, pass: make(chan struct{}), began: make(chan int64, 1000)}
-}
-
-func (g *gate) Open(ctx context.Context, key string, off, n int64) (io.ReadCloser, error) {
-	g.began <- off
-	select {
-	case <-g.pass:
-		return g.Store.Open(ctx, key, off, n)
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
 
 func TestAChunkIsFetchedOnceForAll(t *testing.T) {
 	o := newOrigin(t, 0, noise(1, 100_000)...)
@@ -437,69 +303,4 @@ func TestADamagedChunkWithholdsNoOther(t *testing.T) {
 			t.Errorf("chunk %d: %v", i, err)
 		}
 	}
-}
-
-// FuzzUnpack: nothing but the content itself is taken for it.
-func FuzzUnpack(f *testing.F) {
-	z, err := zstd.NewWriter(nil)
-	if err != nil {
-		f.Fatal(err)
-	}
-	plain := bytes.Repeat([]byte("content "), 500)
-	f.Add(z.EncodeAll(plain, nil))
-	f.Add(z.EncodeAll(make([]byte, layer.MaxChunk+1), nil))
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, frame []byte) {
-		c := layer.Chunk{Sum: sha256.Sum256(plain), Size: uint32(len(plain))}
-		got, err := unpack(&c, frame, nil)
-		if err == nil && !bytes.Equal(got, plain) {
-			t.Error("wrong bytes were taken")
-		}
-		if len(got) > layer.MaxChunk {
-			t.Errorf("%d bytes", len(got))
-		}
-	})
-}
-
-// FuzzPlaces: wherever an index says that chunks lie, each is asked for once,
-// and only what is right is here afterwards.
-func FuzzPlaces(f *testing.F) {
-	good := newOrigin(f, 10, append(noise(4, 3000), make([]byte, 5000))...)
-	f.Add([]byte{}, []byte{})
-	f.Add([]byte{0, 200, 1, 3, 7}, []byte{1, 2, 3})
-	f.Fuzz(func(t *testing.T, moves, sizes []byte) {
-		o := *good
-		o.ix.Chunks = append([]layer.Chunk(nil), good.ix.Chunks...)
-		for i, b := range moves {
-			o.ix.Chunks[i%5].Off += uint64(b) * 7
-		}
-		for i, b := range sizes {
-			o.ix.Chunks[i%5].Length ^= uint32(b)
-		}
-		seen := map[int]int{}
-		for _, r := range plan(o.ix, []int{0, 1, 2, 3, 4}) {
-			for _, i := range r.chunks {
-				seen[i]++
-				if c := o.ix.Chunks[i]; c.Length > 0 && (c.Off < r.from || c.Off+uint64(c.Length) > r.to) {
-					t.Errorf("chunk %d is not in its request", i)
-				}
-			}
-		}
-		l := o.open(t, Options{})
-		_ = l.Fill(context.Background()) // what is wrong is wrong
-		for i := range 5 {
-			if seen[i] != 1 {
-				t.Errorf("chunk %d is asked for %d times", i, seen[i])
-			}
-			b := make([]byte, len(o.plain[i]))
-			if l.parts.Present.Has(i) {
-				if _, err := l.parts.Data.ReadAt(b, l.offs[i]); err != nil || !bytes.Equal(b, o.plain[i]) {
-					t.Errorf("chunk %d is here and wrong", i)
-				}
-			}
-		}
-		if err := l.Close(); err != nil || len(l.flights) > 0 {
-			t.Errorf("%d chunks are still on their way: %v", len(l.flights), err)
-		}
-	})
 }

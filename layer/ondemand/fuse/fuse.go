@@ -94,8 +94,16 @@ func Serve(ctx context.Context, dev, messages *os.File, src Source) error {
 }
 
 func (s *Session) loop(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { _ = s.dev.SetReadDeadline(past) })
-	defer stop()
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = s.dev.SetReadDeadline(past)
+		close(woken)
+	})
+	defer func() {
+		if !stop() {
+			<-woken // else it could end the next Serve
+		}
+	}()
 	for {
 		var i int
 		select {

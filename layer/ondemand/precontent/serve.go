@@ -112,8 +112,16 @@ func usable() int {
 }
 
 func (s *session) loop(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { _ = s.group.SetReadDeadline(past) })
-	defer stop()
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = s.group.SetReadDeadline(past)
+		close(woken)
+	})
+	defer func() {
+		if !stop() {
+			<-woken // else it could end the next Serve
+		}
+	}()
 	for {
 		var i int
 		select {

@@ -199,6 +199,43 @@ func TestOwnWritesDoNotWait(t *testing.T) {
 	}
 }
 
+// TestAnOlderDescriptorRaisesNothing, which is what a server writes through: one
+// that was opened before the mark, also where other files are marked.
+func TestAnOlderDescriptorRaisesNothing(t *testing.T) {
+	group, _, first := marked(t)
+	data, err := os.OpenFile(filepath.Join(filepath.Dir(first.Name()), "other"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	if err := errors.Join(data.Truncate(1<<20), Mark(group, data), group.SetReadDeadline(time.Now().Add(time.Minute))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := data.WriteAt(want(0, block), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := data.ReadAt(make([]byte, block), 0); err != nil {
+		t.Fatal(err)
+	}
+	// The first event is that of another reader.
+	r := reader(t, data.Name(), 0)
+	b := make([]byte, shape.Size)
+	if _, err := group.Read(b[:eventRoom]); err != nil {
+		t.Fatal(err)
+	}
+	e, err := parse(b)
+	if err != nil || e.pid == int32(os.Getpid()) {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if _, err := group.Write(answer(e.fd, allow)); err != nil {
+		t.Fatal(err)
+	}
+	group.Close() // dd may ask again
+	if err := errors.Join(unix.Close(int(e.fd)), <-r); err != nil {
+		t.Error(err)
+	}
+}
+
 // takeForTest is a server that takes events and is killed before it answers: of
 // every other it has noted the file.
 func takeForTest() {
