@@ -162,6 +162,7 @@ const (
 func NewMachine(t *testing.T, m Mechanism, o *Origin, in string) *Machine {
 	t.Helper()
 	x := &Machine{t: t, o: o, mech: m, order: order{Mechanism: m.Name, Store: o.URL, Deadline: deadline}}
+	t.Cleanup(x.close)
 	x.fetch(in)
 	var err error
 	if x.data, err = os.OpenFile(filepath.Join(x.dir, layer.DataFile), os.O_RDWR, 0); err != nil {
@@ -173,7 +174,6 @@ func NewMachine(t *testing.T, m Mechanism, o *Origin, in string) *Machine {
 	x.order.Dir, x.order.Files = x.dir, len(x.at.Files)
 	x.Start()
 	x.mount = x.newMount(x.at.Device)
-	t.Cleanup(x.close)
 	return x
 }
 
@@ -211,13 +211,15 @@ func (x *Machine) newMount(device string) *os.File {
 }
 
 func (x *Machine) close() {
-	x.mount.Close()
-	if x.server != nil {
-		x.Trouble(trouble{})
+	x.mount.Close() // of nil does no harm
+	if x.o.Break != nil {
+		x.o.Break(fault.Faults{})
 	}
 	x.Kill()
 	x.data.Close()
-	x.at.Detach()
+	if x.at.Detach != nil {
+		x.at.Detach()
+	}
 	if x.t.Failed() {
 		x.t.Logf("servers said: %s", x.log.String())
 	}

@@ -31,7 +31,7 @@ func Run(t *testing.T, m Mechanism, b Backend) {
 		test func(*testing.T, Mechanism, *Origin)
 	}{
 		{"every byte is right", everyByte}, {"programs run", programs}, {"a chunk is fetched once", once}, {"errors", failures},
-		{"damaged objects", damaged}, {"the disk is full", full}, {"killed servers", killed}, {"whole", whole},
+		{"damaged objects", damaged}, {"the disk is full", full}, {"killed readers", killable}, {"killed servers", killed}, {"whole", whole},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, m, o) })
 	}
@@ -200,6 +200,45 @@ func overwrite(path string, b []byte) error {
 	}
 	_, err = f.WriteAt(b, 0)
 	return errors.Join(err, f.Truncate(int64(len(b))), f.Close())
+}
+
+// killable: who waits can be killed, long before it would be told an error, and
+// leaves nothing that others stand behind.
+func killable(t *testing.T, m Mechanism, o *Origin) {
+	x := NewMachine(t, m, o, t.TempDir())
+	x.Kill()
+	x.order.Deadline = readersBy
+	x.Start()
+	x.Trouble(trouble{Mode: fault.Hang})
+	for _, mapped := range []bool{false, true} {
+		before := x.ask(command{}).Stats.Requests
+		c := x.reader(reading{File: map[bool]string{false: coldFile, true: bigFile}[mapped], Mapped: mapped})
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- c.Wait() }()
+		for x.ask(command{}).Stats.Requests == before {
+			select {
+			case err := <-ended:
+				t.Fatalf("a reader of a store that hangs ended: %v", err)
+			case <-time.After(time.Millisecond):
+			}
+		}
+		_ = c.Process.Kill()
+		select {
+		case <-ended:
+		case <-time.After(errorsBy):
+			t.Errorf("mapped %v: a reader that was killed is still there", mapped)
+			x.Kill()
+			return
+		}
+	}
+	x.Kill() // with what hangs
+	x.order.Trouble = trouble{}
+	x.Start()
+	x.Trouble(trouble{})
+	x.heals()
 }
 
 // killed: readers wait while nobody serves, and every byte is right.
