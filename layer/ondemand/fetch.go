@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sort"
 	"sync"
 	"time"
 
@@ -17,9 +18,10 @@ import (
 
 // How chunks are asked for.
 const (
-	mostRun = 4 << 20  // compressed bytes of one request
-	mostGap = 64 << 10 // bytes between two wanted chunks that are cheaper read than asked around
-	maxView = 16 << 20 // plain bytes that a forward reader is run ahead of
+	mostRun   = 4 << 20   // compressed bytes of one request
+	mostGap   = 64 << 10  // bytes between two wanted chunks that are cheaper read than asked around
+	nearBytes = 512 << 10 // plain bytes behind those that a reader waits for
+	maxView   = 16 << 20  // plain bytes that a forward reader is run ahead of
 )
 
 // run is one request: chunks of one pack in the order of their places.
@@ -72,6 +74,14 @@ func (l *Layer) take(from, to int, demand bool) []*flight {
 		wait = append(wait, f)
 	}
 	if demand && !l.closed {
+		// What is near is wanted next more often than not, and comes with the same request.
+		near := sort.Search(len(l.offs), func(i int) bool { return l.offs[i] >= l.offs[to]+nearBytes })
+		for i := to; len(mine) > 0 && i < min(near, len(l.parts.Index.Chunks)); i++ {
+			if !l.parts.Present.Has(i) && l.flights[i] == nil {
+				begin(i)
+				mine = append(mine, i)
+			}
+		}
 		for i := range l.ahead.next(from, to, l.offs) {
 			if !l.parts.Present.Has(i) && l.flights[i] == nil {
 				begin(i)

@@ -60,18 +60,20 @@ type Layer struct {
 	opts  Options
 	offs  []int64
 
-	life  context.Context // ends fetches
-	end   context.CancelFunc
-	work  sync.WaitGroup
-	calls sync.WaitGroup // of those that look at the files
+	life context.Context // ends fetches
+	end  context.CancelFunc
+	work sync.WaitGroup
 
 	trace trace
+
+	whole chan struct{} // closed when all is here
 
 	mu      sync.Mutex
 	flights map[int]*flight
 	failed  map[int]failure // chunks that were not asked for since
 	ahead   readahead
 	stats   Stats
+	isWhole bool
 	closed  bool
 }
 
@@ -113,9 +115,12 @@ func Open(p Parts, o Options) (*Layer, error) {
 	if o.Blobs == nil {
 		return nil, dsec.Errorf(dsec.Invalid, "open layer", string(p.Digest), "no store to fetch from")
 	}
-	l := &Layer{parts: p, opts: o, offs: p.Index.Offsets(), flights: map[int]*flight{}, failed: map[int]failure{}}
+	l := &Layer{parts: p, opts: o, offs: p.Index.Offsets(), flights: map[int]*flight{}, failed: map[int]failure{}, whole: make(chan struct{})}
 	l.life, l.end = context.WithCancel(context.Background())
 	l.trace.begin(o.Window)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.noteWholeLocked()
 	return l, nil
 }
 
@@ -127,6 +132,36 @@ func (l *Layer) Size() int64 { return l.offs[len(l.offs)-1] }
 
 // Complete says whether all is here.
 func (l *Layer) Complete() bool { return l.parts.Present.Complete() }
+
+// Whole is closed when all is here.
+func (l *Layer) Whole() <-chan struct{} { return l.whole }
+
+// Closed is closed when Close is called.
+func (l *Layer) Closed() <-chan struct{} { return l.life.Done() }
+
+func (l *Layer) noteWholeLocked() {
+	if !l.isWhole && l.Complete() {
+		l.isWhole = true
+		close(l.whole)
+	}
+}
+
+// enter keeps the files open until leave; false: they are closed.
+func (l *Layer) enter() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	l.work.Add(1)
+	return true
+}
+
+func (l *Layer) leave() { l.work.Done() }
+
+func (l *Layer) gone(op string) error {
+	return dsec.E(dsec.Canceled, op, string(l.parts.Digest), os.ErrClosed)
+}
 
 // Here is the number of chunks that are here, and of all.
 func (l *Layer) Here() (chunks, of int) { return l.parts.Present.Count(), len(l.parts.Index.Chunks) }
@@ -141,11 +176,10 @@ func (l *Layer) Stats() Stats {
 // Ensure returns when all bytes of the range that are before the end are in
 // the file.
 func (l *Layer) Ensure(caller context.Context, off, n int64) error {
-	leave, err := l.enter()
-	if err != nil {
-		return err
+	if !l.enter() {
+		return l.gone("read layer")
 	}
-	defer leave()
+	defer l.leave()
 	from, to := layer.Span(l.offs, off, n)
 	l.trace.note(off, min(n, l.Size()-off))
 	if l.here(from, to) {
@@ -156,7 +190,7 @@ func (l *Layer) Ensure(caller context.Context, off, n int64) error {
 	// A little longer than the fetch, whose error says more.
 	ctx, cancel := context.WithTimeout(caller, l.opts.Deadline+time.Second)
 	defer cancel()
-	err = l.await(ctx, l.take(from, to, true))
+	err := l.await(ctx, l.take(from, to, true))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Stalls++
@@ -171,28 +205,16 @@ func (l *Layer) Ensure(caller context.Context, off, n int64) error {
 	return err
 }
 
-// enter begins a call that looks at the files, which Close waits for.
-func (l *Layer) enter() (leave func(), err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return nil, dsec.Errorf(dsec.Canceled, "read layer", string(l.parts.Digest), "it was closed")
-	}
-	l.calls.Add(1)
-	return l.calls.Done, nil
-}
-
 // ReadAt reads verified bytes.
 func (l *Layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n := min(int64(len(p)), l.Size()-off)
 	if n <= 0 {
 		return 0, nil
 	}
-	leave, err := l.enter()
-	if err != nil {
-		return 0, err
+	if !l.enter() {
+		return 0, l.gone("read layer")
 	}
-	defer leave()
+	defer l.leave()
 	if err := l.Ensure(ctx, off, n); err != nil {
 		return 0, err
 	}
@@ -229,12 +251,11 @@ func (l *Layer) Fill(ctx context.Context) error {
 
 // Prefetch fetches the ranges in their order, behind whatever readers wait for.
 func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
-	leave, err := l.enter()
-	if err != nil {
-		return err
-	}
-	defer leave()
 	const atOnce = 64 // chunks asked for and not here yet
+	if !l.enter() {
+		return l.gone("prefetch layer")
+	}
+	defer l.leave()
 	var under []*flight
 	for _, r := range ranges {
 		from, to := layer.Span(l.offs, r.Off, r.Len)
@@ -259,11 +280,10 @@ func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
 
 // Sync makes durable what is here.
 func (l *Layer) Sync() error {
-	leave, err := l.enter()
-	if err != nil {
-		return err
+	if !l.enter() {
+		return l.gone("sync layer")
 	}
-	defer leave()
+	defer l.leave()
 	if err := l.parts.Present.Sync(l.parts.Data); err != nil {
 		return dsec.E(fault.Class(err, dsec.Internal), "sync layer", string(l.parts.Digest), err)
 	}
@@ -278,7 +298,6 @@ func (l *Layer) Close() error {
 	l.closed = true
 	l.mu.Unlock()
 	l.end()
-	l.calls.Wait()
 	l.work.Wait()
 	if again {
 		return nil
@@ -309,6 +328,7 @@ func (l *Layer) arrived(i int) {
 		delete(l.flights, i)
 		close(f.landed)
 	}
+	l.noteWholeLocked()
 }
 
 // crash tells who waits for chunks of a run that they do not come. It tells

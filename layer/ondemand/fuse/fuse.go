@@ -64,12 +64,13 @@ type Session struct {
 	reads map[uint64]context.CancelFunc // by unique, to be interrupted
 }
 
-// Serve answers until the mount is gone (nil) or ctx ends. It owns neither file.
+// Serve answers until the mount is gone (nil) or ctx ends. It owns neither file,
+// and begins when the process that served before has ended.
 func Serve(ctx context.Context, dev, messages *os.File, src Source) error {
 	if err := journal.Pollable(dev); err != nil {
 		return dsec.E(dsec.Invalid, "serve layer", dev.Name(), err)
 	}
-	j, err := journal.Open(messages, shape)
+	j, err := journal.Open(ctx, messages, shape)
 	if err != nil {
 		return err
 	}

@@ -8,12 +8,13 @@
 // message that is answered twice, which the kernel refuses; it never leaves one
 // that nobody knows.
 //
-// One process at a time has a journal open: another gets Unavailable until the
-// first has ended with all its threads, which is later than it was killed. So
-// a message cannot arrive behind the back of who looked for it.
+// One process at a time has a journal open: another waits until the first has
+// ended with all its threads, which is later than it was killed. So a message
+// cannot arrive behind the back of who looked for it.
 package journal
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -65,9 +66,10 @@ func New(s Shape) (*os.File, error) {
 	return f, nil
 }
 
-// Open maps one. The file stays its owner's, who must not close it, nor another
-// descriptor of it, before the Journal: that would let others in.
-func Open(f *os.File, s Shape) (*Journal, error) {
+// Open maps one, when nobody else has it: Unavailable if ctx ends before. The
+// file stays its owner's, who must not close it, nor another descriptor of it,
+// before the Journal: that would let others in.
+func Open(ctx context.Context, f *os.File, s Shape) (*Journal, error) {
 	const op = "open journal"
 	st, err := f.Stat()
 	if err != nil {
@@ -76,8 +78,8 @@ func Open(f *os.File, s Shape) (*Journal, error) {
 	if st.Size() != int64(s.bytes()) {
 		return nil, dsec.Errorf(dsec.Invalid, op, "", "%d bytes, not %d", st.Size(), s.bytes())
 	}
-	if err := lock(f, unix.F_WRLCK); err != nil {
-		return nil, dsec.E(dsec.Unavailable, op, "", fmt.Errorf("another process has it: %w", err))
+	if err := await(ctx, f); err != nil {
+		return nil, dsec.E(dsec.Unavailable, op, "", err)
 	}
 	// All pages at once: a page that had to be found while a message is copied
 	// into it could be refused to a process that is being killed.
@@ -86,6 +88,23 @@ func Open(f *os.File, s Shape) (*Journal, error) {
 		return nil, dsec.E(dsec.Internal, op, "", errors.Join(os.NewSyscallError("mmap", err), lock(f, unix.F_UNLCK)))
 	}
 	return &Journal{m: m, file: f, shape: s}, nil
+}
+
+// await takes the lock. A process that is being killed has it a little longer.
+func await(ctx context.Context, f *os.File) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := lock(f, unix.F_WRLCK)
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("another process has it: %w", err)
+		}
+	}
 }
 
 // lock is one of the process, not of the descriptor, which others have too.

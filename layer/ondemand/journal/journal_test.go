@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"slices"
@@ -17,7 +18,7 @@ func TestWhatIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	j, err := Open(f, s)
+	j, err := Open(context.Background(), f, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,7 @@ func TestWhatIsLeft(t *testing.T) {
 	j.Free(10)
 	j.Take(10) // likewise; what was in it is gone
 	j.Close()
-	if j, err = Open(f, s); err != nil {
+	if j, err = Open(context.Background(), f, s); err != nil {
 		t.Fatal(err)
 	}
 	if left := j.Left(); !slices.Equal(left, []int{0, 7, 1999}) {
@@ -45,7 +46,7 @@ func TestWhatIsLeft(t *testing.T) {
 		t.Errorf("the message begins with %d", n)
 	}
 	j.Close()
-	if _, err := Open(f, Shape{Slots: 2000, Size: 128}); !errors.Is(err, dsec.Invalid.Err()) {
+	if _, err := Open(context.Background(), f, Shape{Slots: 2000, Size: 128}); !errors.Is(err, dsec.Invalid.Err()) {
 		t.Errorf("of another shape: %v", err)
 	}
 }

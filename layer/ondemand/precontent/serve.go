@@ -48,8 +48,8 @@ type session struct {
 	fail  context.CancelCauseFunc
 }
 
-// Serve answers the events of a group until ctx ends. It owns neither file. A
-// read is allowed when Ensure of its file has returned nil, and is EIO for the
+// Serve answers the events of a group until ctx ends. It owns neither file, and
+// begins when the process that served before has ended. A read is allowed when Ensure of its file has returned nil, and is EIO for the
 // reader otherwise.
 //
 // find says what has the data of a file, by device and inode (see ID). It is
@@ -78,7 +78,7 @@ func Serve(ctx context.Context, group, events *os.File, find func(dev, ino uint6
 	if err := journal.Pollable(group); err != nil {
 		return dsec.E(dsec.Invalid, op, group.Name(), err)
 	}
-	j, err := journal.Open(events, shape)
+	j, err := journal.Open(ctx, events, shape)
 	if err != nil {
 		return err
 	}

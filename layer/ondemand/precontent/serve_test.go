@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer/ondemand/journal"
 )
 
@@ -240,7 +241,7 @@ func TestAnOlderDescriptorRaisesNothing(t *testing.T) {
 // every other it has noted the file.
 func takeForTest() {
 	group, events := os.NewFile(3, "group"), os.NewFile(4, "journal")
-	j, err := journal.Open(events, shape)
+	j, err := journal.Open(context.Background(), events, shape)
 	if err != nil {
 		panic(err)
 	}
@@ -286,8 +287,10 @@ func TestWhatAKilledServerTookIsAnswered(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := journal.Open(events, shape); err == nil {
-		t.Error("two processes have one journal")
+	ended, end := context.WithCancel(context.Background())
+	end()
+	if _, err := journal.Open(ended, events, shape); !errors.Is(err, dsec.Unavailable.Err()) {
+		t.Errorf("a journal that another process has: %v", err)
 	}
 	_ = taker.Process.Kill()
 	_ = taker.Wait() // killed
@@ -329,7 +332,7 @@ func TestWhatAKilledServerTookIsAnswered(t *testing.T) {
 // occupy opens something by some of the numbers that events are left under.
 func occupy(t *testing.T, events *os.File) {
 	t.Helper()
-	j, err := journal.Open(events, shape)
+	j, err := journal.Open(context.Background(), events, shape)
 	if err != nil {
 		t.Fatal(err)
 	}
