@@ -49,8 +49,8 @@ type session struct {
 }
 
 // Serve answers the events of a group until ctx ends. It owns neither file, and
-// begins when the process that served before has ended. A read is allowed when Ensure of its file has returned nil, and is EIO for the
-// reader otherwise.
+// begins when the process that served before has ended. A read is allowed when
+// Ensure of its file has returned nil, and is EIO for the reader otherwise.
 //
 // find says what has the data of a file, by device and inode (see ID). It is
 // called once for each event, concurrently, and may wait, for example until the
