@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"flag"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -148,7 +149,7 @@ func TestSpan(t *testing.T) {
 	for _, c := range []struct {
 		off, n   int64
 		from, to int
-	}{{0, 1, 0, 1}, {0, 10, 0, 1}, {9, 2, 0, 2}, {10, 20, 1, 2}, {0, 31, 0, 3}, {0, 1 << 40, 0, 3}, {30, 1, 2, 3}, {31, 1, 0, 0}, {5, 0, 0, 0}, {-1, 3, 0, 0}} {
+	}{{0, 1, 0, 1}, {0, 10, 0, 1}, {9, 2, 0, 2}, {10, 20, 1, 2}, {0, 31, 0, 3}, {0, 1 << 40, 0, 3}, {30, 1, 2, 3}, {31, 1, 0, 0}, {5, 0, 0, 0}, {-1, 3, 0, 0}, {9, math.MaxInt64, 0, 3}} {
 		if from, to := Span(offs, c.off, c.n); from != c.from || to != c.to {
 			t.Errorf("[%d, +%d): [%d, %d), want [%d, %d)", c.off, c.n, from, to, c.from, c.to)
 		}

@@ -139,10 +139,10 @@ func (ix Index) Offsets() []int64 {
 // offs are Offsets.
 func Span(offs []int64, off, n int64) (from, to int) {
 	last := len(offs) - 1
-	end := min(off+n, offs[last])
-	if n <= 0 || off < 0 || off >= end {
+	if n <= 0 || off < 0 || off >= offs[last] {
 		return 0, 0
 	}
+	end := off + min(n, offs[last]-off)
 	from = sort.Search(last, func(i int) bool { return offs[i+1] > off })
 	to = from + sort.Search(last-from, func(i int) bool { return offs[from+i] >= end })
 	return from, to

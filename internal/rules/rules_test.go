@@ -47,6 +47,9 @@ func TestImportRuleKnowsWrongFromRight(t *testing.T) {
 		{"cmd/dsec", Module + "/runtime/container", true},
 		{"runtime/container", Module + "/image/erofs", true},
 		{"layer", Module + "/api/dsec/v1", false},
+		{"layer/ondemand/ondemandtest", Module + "/blob/bucket", true},
+		{"layer/ondemand/ondemandtest", Module + "/runtime/container", false},
+		{"layer/store", Module + "/blob/bucket", false},
 	} {
 		if why := importRule(c.from, c.to); (why == "") != c.ok {
 			t.Errorf("%s → %s: %q, want ok %v", c.from, c.to, why, c.ok)

@@ -5,12 +5,12 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"sort"
 	"sync"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
@@ -30,7 +30,17 @@ type run struct {
 	chunks []int
 	from   uint64 // in the pack
 	to     uint64
+	urgent *urgency
+	begun  time.Time
 }
+
+// urgency of a request that is made ahead of readers: one may come to wait for it.
+type urgency struct {
+	once sync.Once
+	now  chan struct{} // closed when one does
+}
+
+func (u *urgency) hurry() { u.once.Do(func() { close(u.now) }) }
 
 // take returns the flights of the chunks that are not here, having begun those
 // that nobody began. A demand also begins what its reader will want next.
@@ -48,14 +58,18 @@ func (l *Layer) take(from, to int, demand bool) []*flight {
 			continue
 		}
 		f := l.flights[i]
-		if f == nil {
-			if l.closed {
-				f = &flight{landed: make(chan struct{}), err: context.Canceled}
-				close(f.landed)
-			} else {
-				f = begin(i)
-				mine = append(mine, i)
-			}
+		switch {
+		case f != nil && demand:
+			f.urgent.hurry()
+		case f != nil:
+		case l.closed:
+			f = over(context.Canceled)
+		case time.Now().Before(l.failed[i].until):
+			f = over(l.failed[i].err)
+		default:
+			delete(l.failed, i)
+			f = begin(i)
+			mine = append(mine, i)
 		}
 		wait = append(wait, f)
 	}
@@ -81,6 +95,13 @@ func (l *Layer) take(from, to int, demand bool) []*flight {
 	return wait
 }
 
+// over is a flight that failed before.
+func over(err error) *flight {
+	f := &flight{landed: make(chan struct{}), err: err}
+	close(f.landed)
+	return f
+}
+
 // follow runs ahead of a reader that found all it asked for.
 func (l *Layer) follow(from, to int) {
 	if l.Complete() {
@@ -104,13 +125,18 @@ func (l *Layer) follow(from, to int) {
 // launch starts the requests for chunks whose flights were begun; under mu.
 func (l *Layer) launch(chunks []int, demand bool) {
 	for _, r := range plan(l.parts.Index, chunks) {
-		l.work.Add(1)
-		go func() {
-			defer l.work.Done()
+		r.urgent, r.begun = &urgency{now: make(chan struct{})}, time.Now()
+		for _, i := range r.chunks {
+			l.flights[i].urgent = r.urgent
+		}
+		if demand {
+			r.urgent.hurry()
+		}
+		l.work.Go(func() {
 			ctx, cancel := context.WithTimeout(l.life, l.opts.Deadline)
 			defer cancel()
-			l.crash(r.chunks, l.fly(ctx, r, demand)) // those that landed are not told
-		}()
+			l.crash(&r, r.chunks, l.fly(ctx, &r)) // those that landed are not told
+		})
 	}
 }
 
@@ -146,11 +172,12 @@ func plan(ix layer.Index, chunks []int) []run {
 }
 
 // fly makes one request and lands its chunks.
-func (l *Layer) fly(ctx context.Context, r run, demand bool) error {
+func (l *Layer) fly(ctx context.Context, r *run) error {
 	if r.to == r.from {
-		return l.zeros(r.chunks)
+		l.zeros(r)
+		return nil
 	}
-	leave, err := l.opts.Lanes.enter(ctx, demand)
+	leave, err := l.opts.Lanes.enter(ctx, r.urgent.now)
 	if err != nil {
 		return err
 	}
@@ -169,7 +196,8 @@ func (l *Layer) fly(ctx context.Context, r run, demand bool) error {
 	l.mu.Lock()
 	l.stats.Fetched += in.n
 	l.mu.Unlock()
-	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
+	// Of a connection that broke the store says something else.
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		err = dsec.Errorf(dsec.Corrupt, "read pack", string(name), "shorter than its index says")
 	}
 	return err
@@ -187,8 +215,9 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// landAll reads the chunks of a request in the order of their places.
-func (l *Layer) landAll(r run, in io.Reader) error {
+// landAll reads the chunks of a request in the order of their places. One that
+// is damaged is no reason to withhold those behind it.
+func (l *Layer) landAll(r *run, in io.Reader) error {
 	b := buffers.Get().(*buffer)
 	defer buffers.Put(b)
 	pos, last := r.from, layer.Chunk{}
@@ -211,7 +240,8 @@ func (l *Layer) landAll(r run, in io.Reader) error {
 		last = *c
 		plain, err := unpack(c, b.frame, b.plain)
 		if err != nil {
-			return dsec.E(dsec.Corrupt, "read chunk", fmt.Sprintf("%d of %s", i, l.parts.Digest), err)
+			l.crash(r, []int{i}, dsec.E(dsec.Corrupt, "read chunk", fmt.Sprintf("%d of %s", i, l.parts.Digest), err))
+			continue
 		}
 		b.plain = plain
 		if err := l.land(i, plain); err != nil {
@@ -222,15 +252,15 @@ func (l *Layer) landAll(r run, in io.Reader) error {
 }
 
 // zeros lands chunks that are holes: in the file they are already.
-func (l *Layer) zeros(chunks []int) error {
-	for _, i := range chunks {
+func (l *Layer) zeros(r *run) {
+	for _, i := range r.chunks {
 		c := &l.parts.Index.Chunks[i]
 		if sha256.Sum256(nothing[:c.Size]) != c.Sum {
-			return dsec.Errorf(dsec.Corrupt, "read chunk", fmt.Sprintf("%d of %s", i, l.parts.Digest), "said to be zero and is not")
+			l.crash(r, []int{i}, dsec.Errorf(dsec.Corrupt, "read chunk", fmt.Sprintf("%d of %s", i, l.parts.Digest), "said to be zero and is not"))
+			continue
 		}
 		l.arrived(i)
 	}
-	return nil
 }
 
 var nothing = bytes.Repeat([]byte{0}, layer.MaxChunk)

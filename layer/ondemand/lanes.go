@@ -22,27 +22,35 @@ func NewLanes(n int) *Lanes {
 	return &Lanes{all: make(chan struct{}, n), ahead: make(chan struct{}, max(1, n/2))}
 }
 
-func (l *Lanes) enter(ctx context.Context, demand bool) (leave func(), err error) {
-	if !demand {
+// enter waits for a lane: for any from when it is urgent, else for one of those
+// for what is fetched ahead.
+func (l *Lanes) enter(ctx context.Context, urgent <-chan struct{}) (leave func(), err error) {
+	ahead := false
+	select {
+	case <-urgent:
+	default:
 		select {
 		case l.ahead <- struct{}{}:
+			ahead = true
+		case <-urgent:
 		case <-ctx.Done():
 			return nil, ctx.Err()
+		}
+	}
+	behind := func() {
+		if ahead {
+			<-l.ahead
 		}
 	}
 	select {
 	case l.all <- struct{}{}:
 	case <-ctx.Done():
-		if !demand {
-			<-l.ahead
-		}
+		behind()
 		return nil, ctx.Err()
 	}
 	return func() {
 		<-l.all
-		if !demand {
-			<-l.ahead
-		}
+		behind()
 	}, nil
 }
 

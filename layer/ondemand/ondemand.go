@@ -14,7 +14,9 @@
 // the longer it does. A failure has the class the store gave it (Unavailable,
 // PermissionDenied, NotFound, Corrupt, NoSpace) and is told to those who wait
 // for that chunk, at the latest after the deadline; the next who asks tries
-// again. Nothing here reads, maps or executes what it serves.
+// again. Only what took long to fail is told again for half as long, a second at
+// most: the kernel asks up to three times for one read, and its reader should
+// not wait for three deadlines. Nothing here reads, maps or executes what it serves.
 //
 // All methods may be called concurrently.
 package ondemand
@@ -24,6 +26,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
@@ -31,6 +34,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -66,6 +70,7 @@ type Layer struct {
 
 	mu      sync.Mutex
 	flights map[int]*flight
+	failed  map[int]failure // chunks that were not asked for since
 	ahead   readahead
 	stats   Stats
 	isWhole bool
@@ -76,6 +81,13 @@ type Layer struct {
 type flight struct {
 	landed chan struct{} // closed when err is set
 	err    error
+	urgent *urgency // of the request it came with; nil: none was made
+}
+
+// failure is told again to who asks at once.
+type failure struct {
+	err   error
+	until time.Time
 }
 
 // Stats count since the Layer was opened.
@@ -103,7 +115,7 @@ func Open(p Parts, o Options) (*Layer, error) {
 	if o.Blobs == nil {
 		return nil, dsec.Errorf(dsec.Invalid, "open layer", string(p.Digest), "no store to fetch from")
 	}
-	l := &Layer{parts: p, opts: o, offs: p.Index.Offsets(), flights: map[int]*flight{}, whole: make(chan struct{})}
+	l := &Layer{parts: p, opts: o, offs: p.Index.Offsets(), flights: map[int]*flight{}, failed: map[int]failure{}, whole: make(chan struct{})}
 	l.life, l.end = context.WithCancel(context.Background())
 	l.trace.begin(o.Window)
 	l.mu.Lock()
@@ -163,7 +175,7 @@ func (l *Layer) Stats() Stats {
 
 // Ensure returns when all bytes of the range that are before the end are in
 // the file.
-func (l *Layer) Ensure(ctx context.Context, off, n int64) error {
+func (l *Layer) Ensure(caller context.Context, off, n int64) error {
 	if !l.enter() {
 		return l.gone("read layer")
 	}
@@ -176,7 +188,7 @@ func (l *Layer) Ensure(ctx context.Context, off, n int64) error {
 	}
 	begun := time.Now()
 	// A little longer than the fetch, whose error says more.
-	ctx, cancel := context.WithTimeout(ctx, l.opts.Deadline+time.Second)
+	ctx, cancel := context.WithTimeout(caller, l.opts.Deadline+time.Second)
 	defer cancel()
 	err := l.await(ctx, l.take(from, to, true))
 	l.mu.Lock()
@@ -185,6 +197,8 @@ func (l *Layer) Ensure(ctx context.Context, off, n int64) error {
 	l.stats.Stalled += time.Since(begun)
 	if err != nil {
 		err = dsec.E(dsec.ClassOf(err), "read layer", string(l.parts.Digest), err)
+	}
+	if err != nil && caller.Err() == nil { // of who went away it is none
 		l.stats.Failures++
 		l.stats.Last = err
 	}
@@ -271,18 +285,23 @@ func (l *Layer) Sync() error {
 	}
 	defer l.leave()
 	if err := l.parts.Present.Sync(l.parts.Data); err != nil {
-		return dsec.E(dsec.Internal, "sync layer", string(l.parts.Digest), err)
+		return dsec.E(fault.Class(err, dsec.Internal), "sync layer", string(l.parts.Digest), err)
 	}
 	return nil
 }
 
-// Close ends what is being fetched and lets go of the files.
+// Close ends what is being fetched, and with Canceled the calls that wait for
+// it, and lets go of the files.
 func (l *Layer) Close() error {
 	l.mu.Lock()
+	again := l.closed
 	l.closed = true
 	l.mu.Unlock()
 	l.end()
 	l.work.Wait()
+	if again {
+		return nil
+	}
 	err := l.parts.Present.Close()
 	if e := l.parts.Data.Close(); err == nil {
 		err = e
@@ -293,7 +312,7 @@ func (l *Layer) Close() error {
 // land writes a chunk that came and tells who waits.
 func (l *Layer) land(i int, plain []byte) error {
 	if _, err := l.parts.Data.WriteAt(plain, l.offs[i]); err != nil {
-		return err
+		return dsec.E(fault.Class(err, dsec.Internal), "write chunk", strconv.Itoa(i), err)
 	}
 	l.arrived(i)
 	return nil
@@ -304,6 +323,7 @@ func (l *Layer) arrived(i int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Plain += int64(l.parts.Index.Chunks[i].Size)
+	delete(l.failed, i)
 	if f := l.flights[i]; f != nil {
 		delete(l.flights, i)
 		close(f.landed)
@@ -311,15 +331,20 @@ func (l *Layer) arrived(i int) {
 	l.noteWholeLocked()
 }
 
-// crash tells who waits for chunks of a run that they do not come.
-func (l *Layer) crash(chunks []int, err error) {
+// crash tells who waits for chunks of a run that they do not come. It tells
+// nobody whose chunk has been asked for again since.
+func (l *Layer) crash(r *run, chunks []int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, i := range chunks {
-		if f := l.flights[i]; f != nil {
+		if f := l.flights[i]; f != nil && f.urgent == r.urgent {
 			f.err = err
+			if err == nil { // a wait may end well only by arrived
+				f.err = dsec.Errorf(dsec.Internal, "read chunk", strconv.Itoa(i), "it was not among those that came")
+			}
 			delete(l.flights, i)
 			close(f.landed)
+			l.failed[i] = failure{err: f.err, until: time.Now().Add(min(time.Since(r.begun)/2, time.Second))}
 		}
 	}
 }

@@ -21,7 +21,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/linux"
+	"github.com/opendsec/dsec/layer/ondemand/journal"
 )
 
 // Source has the bytes of the file.
@@ -53,7 +55,7 @@ func Mount() (dev, mount *os.File, err error) {
 // Session answers the reads of one mount.
 type Session struct {
 	dev  *os.File
-	j    *journal
+	j    *journal.Journal
 	src  Source
 	busy sync.WaitGroup
 	idle chan int // free slots
@@ -62,21 +64,25 @@ type Session struct {
 	reads map[uint64]context.CancelFunc // by unique, to be interrupted
 }
 
-// Serve answers until the mount is gone (nil) or ctx ends. It owns neither file.
-func Serve(ctx context.Context, dev, journal *os.File, src Source) error {
-	j, err := openJournal(journal)
+// Serve answers until the mount is gone (nil) or ctx ends. It owns neither file,
+// and begins when the process that served before has ended.
+func Serve(ctx context.Context, dev, messages *os.File, src Source) error {
+	if err := journal.Pollable(dev); err != nil {
+		return dsec.E(dsec.Invalid, "serve layer", dev.Name(), err)
+	}
+	j, err := journal.Open(ctx, messages, shape)
 	if err != nil {
-		return fmt.Errorf("open journal: %w", err)
+		return err
 	}
 	s := &Session{dev: dev, j: j, src: src, idle: make(chan int, slots), reads: map[uint64]context.CancelFunc{}}
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
 		cancel()
 		s.busy.Wait()
-		j.close()
+		j.Close()
 	}()
 	left := map[int]bool{}
-	for _, i := range j.left() {
+	for _, i := range j.Left() {
 		left[i] = true
 		s.dispatch(ctx, i)
 	}
@@ -89,8 +95,16 @@ func Serve(ctx context.Context, dev, journal *os.File, src Source) error {
 }
 
 func (s *Session) loop(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { _ = s.dev.SetReadDeadline(past) })
-	defer stop()
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = s.dev.SetReadDeadline(past)
+		close(woken)
+	})
+	defer func() {
+		if !stop() {
+			<-woken // else it could end the next Serve
+		}
+	}()
 	for {
 		var i int
 		select {
@@ -98,16 +112,16 @@ func (s *Session) loop(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		_, err := s.dev.Read(s.j.take(i))
+		_, err := s.dev.Read(s.j.Take(i))
 		switch {
 		case err == nil:
 			s.dispatch(ctx, i)
 			continue
 		case errors.Is(err, unix.ENODEV): // unmounted
-			s.j.free(i)
+			s.j.Free(i)
 			return nil
 		}
-		s.j.free(i)
+		s.j.Free(i)
 		s.idle <- i
 		switch {
 		case ctx.Err() != nil:
@@ -122,7 +136,7 @@ func (s *Session) loop(ctx context.Context) error {
 // dispatch answers the message in a slot and frees the slot. Only reads wait
 // for something.
 func (s *Session) dispatch(ctx context.Context, i int) {
-	r, err := parse(s.j.slot(i))
+	r, err := parse(s.j.Slot(i))
 	if err != nil || r.op != opRead {
 		if err == nil {
 			s.send(s.answer(&r))
@@ -149,7 +163,7 @@ func (s *Session) dispatch(ctx context.Context, i int) {
 }
 
 func (s *Session) done(i int) {
-	s.j.free(i)
+	s.j.Free(i)
 	s.idle <- i
 }
 

@@ -1,0 +1,73 @@
+package ondemandtest
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// full: the data lie on a small disk that something else fills.
+func full(t *testing.T, m Mechanism, o *Origin) {
+	disk := smallDisk(t)
+	if err := m.Supported(disk); err != nil {
+		t.Skip(err)
+	}
+	x := NewMachine(t, m, o, filepath.Join(disk, "layers"))
+	ballast := filepath.Join(disk, "ballast")
+	if err := fill(ballast); err != nil {
+		t.Fatal(err)
+	}
+	x.fails(dsec.NoSpace)
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	x.heals()
+}
+
+// smallDisk is an ext4 of its own, mounted for the test.
+func smallDisk(t *testing.T) string {
+	t.Helper()
+	image, at := filepath.Join(t.TempDir(), "disk"), t.TempDir()
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, 96<<20); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", "-m", "0", "-b", "4096", image).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if out, err := exec.Command("mount", "-o", "loop", image, at).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(at, 0); err != nil {
+			t.Error(os.NewSyscallError("unmount", err))
+		}
+	})
+	return at
+}
+
+// fill writes until the disk is full.
+func fill(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for piece := 1 << 20; piece >= 4<<10; {
+		_, err := f.Write(make([]byte, piece))
+		if errors.Is(err, unix.ENOSPC) {
+			piece /= 2
+		} else if err != nil {
+			return err
+		}
+	}
+	return f.Sync()
+}

@@ -1,0 +1,255 @@
+package precontent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/layer/ondemand/journal"
+)
+
+// Source has the bytes of a data file.
+type Source interface {
+	// Ensure returns when the range is in the file.
+	Ensure(ctx context.Context, off, n int64) error
+}
+
+// All ensures a range in each of several files.
+type All []Source
+
+// Ensure implements Source.
+func (a All) Ensure(ctx context.Context, off, n int64) error {
+	errs := make([]error, len(a))
+	var all sync.WaitGroup
+	for i, s := range a {
+		all.Go(func() { errs[i] = s.Ensure(ctx, off, n) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+var past = time.Unix(1, 0)
+
+// session answers the events of one group.
+type session struct {
+	group *os.File
+	j     *journal.Journal
+	find  func(dev, ino uint64) Source
+	pid   int32
+	busy  sync.WaitGroup
+	idle  chan int // free slots
+	fail  context.CancelCauseFunc
+}
+
+// Serve answers the events of a group until ctx ends. It owns neither file, and
+// begins when the process that served before has ended. A read is allowed when
+// Ensure of its file has returned nil, and is EIO for the reader otherwise.
+//
+// find says what has the data of a file, by device and inode (see ID). It is
+// called once for each event, concurrently, and may wait, for example until the
+// layers are open again: of no source an event is EIO. A file needs its source
+// as long as it is mounted, also when it is whole: events may be on their way
+// when it is unmarked.
+//
+// # What a killed process leaves
+//
+// What it took and did not answer is served first. An event is known by the
+// number of a descriptor in the process that read it, and only by that; so that
+// no new event is known by the number of an old one, and gets its answer, those
+// numbers are kept free of new ones. Those that are in use in this process by
+// something else cannot be: their events are answered before a new one is read.
+// Call Serve before much is open.
+//
+// Between taking an event and noting of which file it is there is a moment in
+// which a process can be killed. Then find is asked for (0, 0): what it returns
+// has to ensure the range in every file that is marked (All does); nil is EIO.
+//
+// Reads and writes of this process are never waited for, so it must not read
+// what it serves.
+func Serve(ctx context.Context, group, events *os.File, find func(dev, ino uint64) Source) error {
+	const op = "serve pre-content events"
+	if err := journal.Pollable(group); err != nil {
+		return dsec.E(dsec.Invalid, op, group.Name(), err)
+	}
+	j, err := journal.Open(ctx, events, shape)
+	if err != nil {
+		return err
+	}
+	s := &session{group: group, j: j, find: find, pid: int32(os.Getpid()), idle: make(chan int, shape.Slots)}
+	ctx, s.fail = context.WithCancelCause(ctx)
+	defer func() {
+		s.fail(nil)
+		s.busy.Wait()
+		j.Close()
+	}()
+	used := s.resume(ctx)
+	for i := range usable() {
+		if !used[i] {
+			s.idle <- i
+		}
+	}
+	if err := s.loop(ctx); err != ctx.Err() {
+		return dsec.E(dsec.Internal, op, "", err)
+	}
+	return context.Cause(ctx)
+}
+
+// usable is how many events may be taken at one time: each is a descriptor, and
+// an event for which there is none is denied by the kernel.
+func usable() int {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return shape.Slots / 4
+	}
+	return int(min(uint64(shape.Slots), max(8, lim.Cur/2)))
+}
+
+func (s *session) loop(ctx context.Context) error {
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = s.group.SetReadDeadline(past)
+		close(woken)
+	})
+	defer func() {
+		if !stop() {
+			<-woken // else it could end the next Serve
+		}
+	}()
+	for {
+		var i int
+		select {
+		case i = <-s.idle:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		_, err := s.group.Read(s.j.Take(i)[:eventRoom])
+		if err == nil {
+			s.taken(ctx, i)
+			continue
+		}
+		s.j.Free(i)
+		s.idle <- i
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+			// The event was denied. Others wait for answers that free descriptors.
+		default:
+			return fmt.Errorf("read event: %w", err)
+		}
+	}
+}
+
+// taken answers a new event.
+func (s *session) taken(ctx context.Context, i int) {
+	e, err := parse(s.j.Slot(i))
+	if err == nil && e.pid == s.pid {
+		// Ours: a write of what came, which others wait for.
+		s.answered(i, e.fd, allow)
+		return
+	}
+	var st unix.Stat_t
+	if err == nil {
+		if err = unix.Fstat(int(e.fd), &st); err == nil {
+			e.dev, e.ino = st.Dev, st.Ino
+			note(s.j.Slot(i), e.dev, e.ino)
+		}
+	}
+	if err != nil {
+		s.answered(i, e.fd, deny)
+		return
+	}
+	s.busy.Go(func() { s.work(ctx, i, e, true) })
+}
+
+// work answers one event, unless the session ends first: who comes after it
+// shall. mine says that the descriptor it is known by is ours.
+func (s *session) work(ctx context.Context, i int, e event, mine bool) {
+	response := deny
+	src := s.find(e.dev, e.ino)
+	if src != nil && src.Ensure(ctx, e.off, e.n) == nil { // if not, why is with the source
+		response = allow
+	}
+	if response == deny && ctx.Err() != nil {
+		if mine {
+			_ = unix.Close(int(e.fd))
+		}
+		return
+	}
+	if mine {
+		s.answered(i, e.fd, response)
+		return
+	}
+	s.send(e.fd, response)
+	s.j.Free(i)
+	s.idle <- i
+}
+
+// answered answers and gives up the number, in this order: no event may get it
+// that an answer to this one could mean.
+func (s *session) answered(i int, fd int32, response uint32) {
+	s.send(fd, response)
+	s.j.Free(i)
+	if fd >= 0 {
+		_ = unix.Close(int(fd))
+	}
+	s.idle <- i
+}
+
+// send writes an answer. The kernel knows none of a process that had answered
+// and was killed before it noted that.
+func (s *session) send(fd int32, response uint32) {
+	if fd < 0 {
+		return
+	}
+	if _, err := s.group.Write(answer(fd, response)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.fail(dsec.E(dsec.Internal, "answer pre-content event", "", err))
+	}
+}
+
+// resume begins to answer what another process left, and returns the slots that
+// are in use.
+func (s *session) resume(ctx context.Context) (used map[int]bool) {
+	used = map[int]bool{}
+	var blocked sync.WaitGroup
+	for _, i := range s.j.Left() {
+		e, err := parse(s.j.Slot(i))
+		if err != nil {
+			s.send(e.fd, deny)
+			s.j.Free(i)
+			continue
+		}
+		used[i] = true
+		if s.reserve(int(e.fd)) {
+			s.busy.Go(func() { s.work(ctx, i, e, true) })
+		} else {
+			blocked.Go(func() { s.work(ctx, i, e, false) })
+		}
+	}
+	blocked.Wait()
+	return used
+}
+
+// reserve opens something by that number, if nothing is.
+func (s *session) reserve(number int) bool {
+	raw, err := s.group.SyscallConn()
+	if err != nil {
+		return false
+	}
+	got, err := -1, error(nil)
+	if e := raw.Control(func(fd uintptr) { got, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, number) }); e != nil || err != nil {
+		return false
+	}
+	if got != number {
+		_ = unix.Close(got)
+	}
+	return got == number
+}
