@@ -81,8 +81,8 @@ func startIn(t *testing.T, dir string) *host {
 	return startWith(t, dir, "")
 }
 
-// startWith has more lines in its configuration.
-func startWith(t *testing.T, dir, lines string) *host {
+// startWith has more lines in its configuration, and settings of the node.
+func startWith(t *testing.T, dir, lines string, node ...string) *host {
 	t.Helper()
 	err := os.MkdirAll(dir, 0o711)
 	if err == nil {
@@ -93,7 +93,7 @@ func startWith(t *testing.T, dir, lines string) *host {
 	}
 	h := &host{t: t, dir: dir}
 	conf := filepath.Join(dir, "dsec.yaml")
-	if err := os.WriteFile(conf, []byte("gateway: {listen: ''}\nnode: {disk_pool: 8GiB}\n"+lines), 0o600); err != nil {
+	if err := os.WriteFile(conf, []byte("gateway: {listen: ''}\nnode: {"+strings.Join(append(node, "disk_pool: 8GiB"), ", ")+"}\n"+lines), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	h.args = []string{"--instance", fmt.Sprintf("e%d", instances.Add(1)), "--data", filepath.Join(dir, "data"),

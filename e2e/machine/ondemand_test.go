@@ -16,7 +16,9 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob/s3test"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -63,7 +65,7 @@ echo "read $n"`
 
 // onDemand makes a layer in a blob store that another machine has put there, so
 // that this one has none of its data.
-func onDemand(t *testing.T, blobs string, tree []byte) (*host, dsec.LayerRef) {
+func onDemand(t *testing.T, how, blobs string, tree []byte) (*host, dsec.LayerRef) {
 	t.Helper()
 	place := func() string {
 		dir, err := os.MkdirTemp("/var/tmp", "dsec-e2e-")
@@ -78,18 +80,35 @@ func onDemand(t *testing.T, blobs string, tree []byte) (*host, dsec.LayerRef) {
 		t.Fatal(err)
 	}
 	one.down()
-	return startWith(t, place(), "blobs: "+blobs+"\n"), dsec.LayerRef(l.Digest)
+	return startWith(t, place(), "blobs: "+blobs+"\n", "on_demand: "+how), dsec.LayerRef(l.Digest)
 }
 
-// TestKilledWhileReading kills loader, agent and gateway while sandboxes read a
-// layer that is not there yet: every byte is right, and none is missing.
+// TestKilledWhileReading kills loader and agent while sandboxes read a layer
+// that is not there yet: every byte is right, and none is missing. Then it kills
+// the hold, and what comes after reads the same layer.
 func TestKilledWhileReading(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
+	files := "file://" + filepath.Join(t.TempDir(), "blobs")
+	t.Run("fuse", func(t *testing.T) { killWhileReading(t, "fuse", files) })
+	t.Run("fuse from S3", func(t *testing.T) { killWhileReading(t, "fuse", objects(t)) })
+	if err := precontent.Supported("/var/tmp"); err != nil {
+		t.Logf("skipped: pre-content: %v", err)
+		return
 	}
-	h, ref := onDemand(t, "file://"+filepath.Join(dir, "blobs"), randomTree(t, 600))
-	length := 20 * time.Second
+	t.Run("pre-content", func(t *testing.T) { killWhileReading(t, "pre-content", files) })
+	t.Run("pre-content from S3", func(t *testing.T) { killWhileReading(t, "pre-content", objects(t)) })
+}
+
+// objects is a place in a real S3 server.
+func objects(t *testing.T) string {
+	server := s3test.Start(t)
+	t.Setenv("AWS_ACCESS_KEY_ID", server.AccessKey)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", server.SecretKey)
+	return fmt.Sprintf("s3://%s/dsec?endpoint=%s", s3test.BucketName, server.Endpoint())
+}
+
+func killWhileReading(t *testing.T, how, blobs string) {
+	h, ref := onDemand(t, how, blobs, randomTree(t, 600))
+	length := 15 * time.Second
 	if long {
 		length = 10 * time.Minute
 	}
@@ -147,6 +166,20 @@ func TestKilledWhileReading(t *testing.T) {
 		t.Errorf("%d whole readings, %d kills", read, kills)
 	}
 	t.Logf("%d whole readings of 600 files, %d kills", read, kills)
+	if err := syscall.Kill(h.holdPID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	var id dsec.SandboxID
+	eventually(t, "a sandbox after the hold was killed", func() bool {
+		sb, err := h.Create(ctx, dsec.Spec{Tier: dsec.TierContainer, Image: "box", Layers: []dsec.LayerRef{ref},
+			Limits: dsec.Limits{CPU: 1, Memory: 128 << 20, Pids: 64, Disk: 64 << 20}})
+		id = sb.ID
+		return err == nil
+	})
+	out, err := h.follow(ctx, id, reading)
+	if err != nil || out != "read 600\n" {
+		t.Errorf("after the hold was killed: %q, %v", out, err)
+	}
 }
 
 // follow runs a script and follows it over whatever is killed.

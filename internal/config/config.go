@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -52,7 +53,7 @@ type Node struct {
 	ImageAge      int      `yaml:"image_age"`      // hours after which a creation looks up again what a reference means; 0: never
 	KeepRecords   int      `yaml:"keep_records"`   // days
 	RecordBytes   string   `yaml:"record_bytes"`   // most bytes of records
-	OnDemand      bool     `yaml:"on_demand"`      // bring the data of layers as they are read; else whole, before they are used
+	OnDemand      string   `yaml:"on_demand"`      // how reads of what is not here are seen: "fuse", "pre-content"; "off": layers are fetched whole
 	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
 }
 
@@ -76,7 +77,7 @@ func Default() Config {
 		Run:      "/run/dsec",
 		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
 			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB",
-			OnDemand: true, LoaderUID: 61441},
+			OnDemand: "fuse", LoaderUID: 61441},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}
 }
@@ -170,6 +171,9 @@ func (c *Config) Validate() error {
 	}
 	if _, err := Bytes(n.RecordBytes, 1); err != nil {
 		return bad("node.record_bytes", "%w", err)
+	}
+	if !slices.Contains([]string{"fuse", "pre-content", "off"}, n.OnDemand) {
+		return bad("node.on_demand", "%s: want fuse, pre-content or off", dsec.Quote(n.OnDemand))
 	}
 	if n.LoaderUID < 1 || n.LoaderUID == c.Gateway.UID {
 		return bad("node.loader_uid", "%d: the loader runs neither as root nor as the gateway", n.LoaderUID)

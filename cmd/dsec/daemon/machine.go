@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/embedded"
@@ -15,6 +16,7 @@ import (
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/ondemand/loader"
+	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime/container"
@@ -65,7 +67,12 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			if !m.onDemand {
 				return nil
 			}
-			m.loader, err = loader.Open(ctx, loader.Config{Socket: s.loaderSocket(), Layers: filepath.Join(s.layerDir(), "layers"), Keeper: m.hold, Log: log,
+			if s.Node.OnDemand == loader.PreContent {
+				if err := precontent.Supported(s.layerDir()); err != nil {
+					return dsec.E(dsec.Unsupported, "bring layers on demand by", s.Node.OnDemand, err)
+				}
+			}
+			m.loader, err = loader.Open(ctx, loader.Config{Socket: s.loaderSocket(), Layers: filepath.Join(s.layerDir(), "layers"), Keeper: m.hold, Log: log, Mechanism: s.Node.OnDemand,
 				Whole: m.whole, Failed: m.failed})
 			return err
 		}, Undo: func(context.Context) error {

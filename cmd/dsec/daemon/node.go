@@ -53,7 +53,7 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 	steps = append(steps,
 		lifecycle.Step{Name: "layers", Do: func(context.Context) (err error) {
 			w := worker.New(worker.Options{Exe: self, Cgroups: a.groups, Log: log})
-			if a.store, err = store.Open(s.layerDir(), store.Options{Convert: w.Convert, Grace: layerGrace, Blobs: a.blobs, OnDemand: s.Node.OnDemand, Log: log,
+			if a.store, err = store.Open(s.layerDir(), store.Options{Convert: w.Convert, Grace: layerGrace, Blobs: a.blobs, OnDemand: s.Node.OnDemand != "off", Log: log,
 				References: &store.EnsureOptions{Image: imageOptions(s), MaxAge: time.Duration(s.Node.ImageAge) * time.Hour}}); err != nil {
 				return err
 			}

@@ -3,19 +3,14 @@ package loader
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
-	"github.com/opendsec/dsec/layer/ondemand/fuse"
 	"github.com/opendsec/dsec/rootfs"
 )
 
@@ -26,10 +21,21 @@ type Config struct {
 	Keeper rootfs.Keeper
 	Log    *slog.Logger
 
+	// Mechanism of new mounts; default FUSE.
+	Mechanism string
+
 	// Whole is called when all data of a layer are here, durably; Failed when
 	// a read of one was answered with an error. They may be called concurrently.
 	Whole  func(layer.Digest)
 	Failed func(layer.Digest, error)
+
+	// Order is what to bring of a layer that is about to be read, before it is
+	// asked for; Read is called with what was read first, some time after a
+	// layer was mounted and when it is let go. nil: neither.
+	Order func(context.Context, layer.Digest) []layer.Range
+	Read  func(context.Context, layer.Digest, []layer.Range)
+	// Window is that time; default 2 min and a little.
+	Window time.Duration
 }
 
 // Client hands layers to a loader, and to the one after it.
@@ -39,7 +45,10 @@ type Client struct {
 	ctx  context.Context
 	stop context.CancelFunc
 	done chan struct{}
-	up   chan struct{} // signalled at each connection; closed never
+
+	work    sync.WaitGroup
+	marking sync.Mutex // of marks, and of held
+	held    *os.File   // the group, once there is one
 
 	mu      sync.Mutex
 	conn    *conn // nil: not connected
@@ -48,29 +57,21 @@ type Client struct {
 	serial  int
 }
 
-// prefix of the names of sessions in the Keeper: prefix/hex/number, and there
-// "dev" and "journal".
-const prefix = "ondemand/"
-
 // Open connects, now or when a loader is there, and hands over what an earlier
 // agent left with the Keeper.
 func Open(ctx context.Context, c Config) (*Client, error) {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
+	if c.Window == 0 {
+		c.Window = 2*time.Minute + 10*time.Second
+	}
 	cl := &Client{c: c, done: make(chan struct{}), waiting: map[uint64]chan frame{}}
 	names, err := c.Keeper.Names(ctx, prefix)
 	if err != nil {
 		return nil, err
 	}
-	for _, n := range names {
-		parts := strings.Split(n, "/")
-		if len(parts) == 4 {
-			if k, err := strconv.Atoi(parts[2]); err == nil {
-				cl.serial = max(cl.serial, k)
-			}
-		}
-	}
+	cl.serial = highest(names)
 	cl.ctx, cl.stop = context.WithCancel(context.Background())
 	go cl.run()
 	return cl, nil
@@ -80,6 +81,10 @@ func Open(ctx context.Context, c Config) (*Client, error) {
 func (c *Client) Close() error {
 	c.stop()
 	<-c.done
+	c.work.Wait()
+	if c.held != nil {
+		return c.held.Close()
+	}
 	return nil
 }
 
@@ -112,9 +117,12 @@ func (c *Client) talk() error {
 	c.mu.Lock()
 	c.conn = me
 	c.mu.Unlock()
-	defer c.hangUp()
 	ended := make(chan error, 1)
-	go func() { ended <- c.receive(me) }()
+	go func() {
+		err := c.receive(me)
+		c.hangUp() // also who hands over waits for answers
+		ended <- err
+	}()
 	if err := c.handOver(); err != nil {
 		c.c.Log.Error("hand layers to the loader", "err", err)
 	}
@@ -140,7 +148,7 @@ func (c *Client) receive(me *conn) error {
 			return err
 		}
 		if f.ID == 0 {
-			go c.told(f)
+			c.work.Go(func() { c.told(f) })
 			continue
 		}
 		c.mu.Lock()
@@ -160,6 +168,10 @@ func (c *Client) told(f frame) {
 	defer f.close()
 	switch f.Op {
 	case opDone:
+		if err := c.unmark(f.Digest); err != nil {
+			c.c.Log.Error("unmark layer", "layer", f.Digest, "err", err)
+			return
+		}
 		if c.c.Whole != nil {
 			c.c.Whole(f.Digest)
 		}
@@ -168,6 +180,7 @@ func (c *Client) told(f frame) {
 			c.c.Failed(f.Digest, f.err())
 		}
 	case opEnded:
+		c.note(f.Digest)
 		c.forget(f.Session, f.Digest)
 	}
 }
@@ -206,139 +219,6 @@ func (c *Client) ask(ctx context.Context, f frame) (frame, error) {
 		delete(c.waiting, f.ID)
 		c.mu.Unlock()
 		return frame{}, dsec.E(dsec.ClassOf(ctx.Err()), "ask the loader", string(f.Op), ctx.Err())
-	}
-}
-
-// Device implements rootfs.Devices: a layer that is whole is its file, another
-// one a file whose reads the loader answers.
-func (c *Client) Device(ctx context.Context, l layer.Local) (rootfs.Device, error) {
-	whole, err := l.Whole()
-	if err != nil || whole {
-		return rootfs.Device{Path: l.Data}, err
-	}
-	dev, mount, err := fuse.Mount()
-	if err != nil {
-		return rootfs.Device{}, dsec.E(dsec.Internal, "mount data of layer", string(l.Digest), err)
-	}
-	defer dev.Close()
-	journal, err := fuse.NewJournal()
-	if err != nil {
-		return rootfs.Device{}, errors.Join(dsec.E(dsec.Internal, "make journal of layer", string(l.Digest), err), mount.Close())
-	}
-	defer journal.Close()
-	c.mu.Lock()
-	c.serial++
-	name := prefix + l.Digest.Hex() + "/" + strconv.Itoa(c.serial)
-	c.mu.Unlock()
-	err = c.c.Keeper.Put(ctx, name+"/journal", journal)
-	if err == nil {
-		err = c.c.Keeper.Put(ctx, name+"/dev", dev)
-	}
-	if err == nil {
-		// One that is not there now gets it when it comes.
-		if err = c.serve(ctx, name, l.Digest, dev, journal); dsec.ClassOf(err) == dsec.Unavailable {
-			err = nil
-		}
-	}
-	if err != nil {
-		c.drop(context.WithoutCancel(ctx), name)
-		return rootfs.Device{}, errors.Join(err, mount.Close())
-	}
-	return rootfs.Device{Path: fmt.Sprintf("/proc/self/fd/%d", mount.Fd()), Kind: "fuse", Mount: mount}, nil
-}
-
-// serve hands a session to the loader.
-func (c *Client) serve(ctx context.Context, name string, d layer.Digest, dev, journal *os.File) error {
-	dir := filepath.Join(c.c.Layers, d.Hex())
-	raw, err := os.ReadFile(filepath.Join(dir, layer.ManifestFile))
-	if err != nil {
-		return dsec.E(dsec.Internal, "read manifest", string(d), err)
-	}
-	m, err := layer.DecodeManifest(raw, d)
-	if err != nil {
-		return err
-	}
-	f := frame{Op: opServe, Session: name, Digest: d, Table: m.Data.Chunks, Size: m.Data.Size}
-	names := []string{layer.DataFile, layer.PresentFile, layer.IndexFile}
-	if f.Whole, err = (layer.Local{Info: layer.Info{Digest: d, DataSize: m.Data.Size}, Data: filepath.Join(dir, layer.DataFile)}).Whole(); err != nil {
-		return err
-	}
-	if f.Whole { // it has become so, and who has the session mounted has it still
-		names = names[:1]
-	}
-	var opened frame
-	defer opened.close()
-	for _, n := range names {
-		x, err := os.OpenFile(filepath.Join(dir, n), os.O_RDWR, 0)
-		if err != nil {
-			return dsec.E(dsec.Internal, "open layer", string(d), err)
-		}
-		opened.files = append(opened.files, x)
-	}
-	f.files = append(append([]*os.File(nil), opened.files...), dev, journal)
-	_, err = c.ask(ctx, f)
-	return err
-}
-
-// handOver gives a loader the sessions that it does not serve.
-func (c *Client) handOver() error {
-	hello, err := c.ask(c.ctx, frame{Op: opHello})
-	if err != nil {
-		return err
-	}
-	serves := map[string]bool{}
-	for _, n := range hello.Names {
-		serves[n] = true
-	}
-	names, err := c.c.Keeper.Names(c.ctx, prefix)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, n := range names {
-		name, isDev := strings.CutSuffix(n, "/dev")
-		if !isDev || serves[name] {
-			continue
-		}
-		if err := c.handOne(name); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (c *Client) handOne(name string) error {
-	hex, _, _ := strings.Cut(strings.TrimPrefix(name, prefix), "/")
-	d, err := layer.ParseDigest("sha256:" + hex)
-	if err != nil {
-		return err
-	}
-	dev, err := c.c.Keeper.Get(c.ctx, name+"/dev")
-	if err != nil {
-		return err
-	}
-	defer dev.Close()
-	journal, err := c.c.Keeper.Get(c.ctx, name+"/journal")
-	if err != nil {
-		return err
-	}
-	defer journal.Close()
-	return c.serve(c.ctx, name, d, dev, journal)
-}
-
-// forget drops a session whose last user is gone, and the layer with the last.
-func (c *Client) forget(name string, d layer.Digest) {
-	c.drop(c.ctx, name)
-	if _, err := c.ask(c.ctx, frame{Op: opLet, Digest: d}); err != nil && dsec.ClassOf(err) != dsec.IllegalState && c.ctx.Err() == nil {
-		c.c.Log.Warn("let go of layer", "layer", d, "err", err)
-	}
-}
-
-func (c *Client) drop(ctx context.Context, name string) {
-	for _, n := range []string{name + "/dev", name + "/journal"} {
-		if err := c.c.Keeper.Drop(ctx, n); err != nil && ctx.Err() == nil {
-			c.c.Log.Warn("drop session", "name", n, "err", err)
-		}
 	}
 }
 

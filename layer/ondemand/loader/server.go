@@ -36,10 +36,17 @@ type Server struct {
 	stop context.CancelFunc
 	work sync.WaitGroup
 
-	mu     sync.Mutex
-	agent  *conn
-	layers map[layer.Digest]*served
+	mu      sync.Mutex
+	agent   *conn
+	layers  map[layer.Digest]*served
+	files   map[fileID]*served // of layers whose reads come as events
+	ready   chan struct{}      // closed when an agent has handed over all it has
+	isReady bool
+	groups  int // being answered
 }
+
+// fileID is what an event says of the file.
+type fileID struct{ dev, ino uint64 }
 
 // served is a layer and what reads it.
 type served struct {
@@ -58,7 +65,7 @@ func NewServer(o Options) *Server {
 	if o.Window == 0 {
 		o.Window = 2 * time.Minute
 	}
-	s := &Server{opts: o, lanes: ondemand.NewLanes(o.Lanes), layers: map[layer.Digest]*served{}}
+	s := &Server{opts: o, lanes: ondemand.NewLanes(o.Lanes), layers: map[layer.Digest]*served{}, files: map[fileID]*served{}, ready: make(chan struct{})}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -115,9 +122,18 @@ func (s *Server) handle(c *conn, f frame) {
 	answer := frame{ID: f.ID, Op: f.Op}
 	switch f.Op {
 	case opHello:
-		answer.PID, answer.Names = os.Getpid(), s.sessions()
+		answer.PID, answer.Names, answer.Events = os.Getpid(), s.sessions(), s.answering()
 	case opServe:
 		answer.Error = troubleOf(s.serve(&f))
+	case opEvents:
+		answer.Error = troubleOf(s.events(&f))
+	case opReady:
+		s.mu.Lock()
+		if !s.isReady {
+			s.isReady = true
+			close(s.ready)
+		}
+		s.mu.Unlock()
 	case opStatus:
 		answer.Layers = s.status()
 	case opFetch:
@@ -163,7 +179,8 @@ func (s *Server) sessions() []string {
 	return names
 }
 
-// Descriptors of a serve, in order.
+// Descriptors of a serve, in order; one whose reads come as events has the
+// first three.
 const (
 	fileData = iota
 	filePresent
@@ -172,7 +189,8 @@ const (
 	fileJournal
 	filesOfServe
 
-	filesOfWhole = 3
+	filesOfWhole  = 3 // data, dev, journal
+	filesOfEvents = 3 // data, present, index
 )
 
 // serve begins a session.
@@ -180,7 +198,7 @@ func (s *Server) serve(f *frame) error {
 	if f.Whole && len(f.files) == filesOfWhole { // the others are not there
 		f.files = append([]*os.File{f.files[0], nil, nil}, f.files[1:]...)
 	}
-	if len(f.files) != filesOfServe || f.Session == "" || f.Digest == "" {
+	if len(f.files) != filesOfServe && (len(f.files) != filesOfEvents || f.Whole) || f.Session == "" || f.Digest == "" {
 		return dsec.Errorf(dsec.Invalid, "serve layer", string(f.Digest), "%d descriptors", len(f.files))
 	}
 	s.mu.Lock()
@@ -191,11 +209,16 @@ func (s *Server) serve(f *frame) error {
 		if f.Whole {
 			x.file, x.size, f.files[fileData] = f.files[fileData], f.Size, nil
 		} else {
+			id, err := idOf(f.files[fileData])
+			if err != nil {
+				return dsec.E(dsec.Internal, "serve layer", string(f.Digest), err)
+			}
 			l, err := s.open(f)
 			if err != nil {
 				return err
 			}
 			x.l = l
+			s.files[id] = x
 			s.work.Go(func() { s.awaitWhole(l) })
 		}
 		s.layers[f.Digest] = x
@@ -203,9 +226,12 @@ func (s *Server) serve(f *frame) error {
 	if _, ok := x.sessions[f.Session]; ok {
 		return nil
 	}
+	x.sessions[f.Session] = struct{}{}
+	if len(f.files) == filesOfEvents {
+		return nil
+	}
 	dev, journal := f.files[fileDev], f.files[fileJournal]
 	f.files[fileDev], f.files[fileJournal] = nil, nil
-	x.sessions[f.Session] = struct{}{}
 	name, digest := f.Session, f.Digest
 	s.work.Go(func() {
 		err := fuse.Serve(s.ctx, dev, journal, reader{s, x})
@@ -353,6 +379,11 @@ func (s *Server) let(d layer.Digest) error {
 		return dsec.Errorf(dsec.IllegalState, "let go of layer", string(d), "it is being read")
 	}
 	delete(s.layers, d)
+	for id, y := range s.files {
+		if y == x {
+			delete(s.files, id)
+		}
+	}
 	s.mu.Unlock()
 	if x.l == nil {
 		return x.file.Close()

@@ -28,6 +28,8 @@ type op string
 const (
 	opHello  op = "hello"  // answered with the sessions it serves
 	opServe  op = "serve"  // a session, with its descriptors
+	opEvents op = "events" // a group of pre-content events and its journal
+	opReady  op = "ready"  // all sessions have been handed over
 	opFetch  op = "fetch"  // ranges of a layer, answered when they are there
 	opStatus op = "status" // of every layer
 	opTrace  op = "trace"  // what was read first of a layer
@@ -51,6 +53,7 @@ type frame struct {
 	Size    int64        `json:"size,omitempty"`  // then: of the data
 	Table   layer.Digest `json:"table,omitempty"` // of the chunks of its data
 	Layers  []Status     `json:"layers,omitempty"`
+	Events  bool         `json:"events,omitempty"` // of hello: a group is being answered
 	PID     int          `json:"pid,omitempty"`
 
 	files []*os.File
@@ -182,8 +185,8 @@ func readRanges(f *os.File) (rs []layer.Range, err error) {
 	return rs, json.Unmarshal(b, &rs)
 }
 
-// received takes the descriptors of a message. Devices, which here is /dev/fuse,
-// are waited for by the runtime.
+// received takes the descriptors of a message. What is no regular file
+// is waited for by the runtime.
 func received(oob []byte) (files []*os.File, err error) {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -197,7 +200,7 @@ func received(oob []byte) (files []*os.File, err error) {
 		for _, fd := range fds {
 			unix.CloseOnExec(fd)
 			var st unix.Stat_t
-			if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR {
+			if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
 				_ = unix.SetNonblock(fd, true)
 			}
 			files = append(files, os.NewFile(uintptr(fd), "received"))
