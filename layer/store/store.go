@@ -4,7 +4,8 @@
 // # On disk
 //
 //	layers/<hex>/{manifest,meta,data,chunks,info}  one verified layer each; with index and
-//	                present as long as its data are not whole
+//	                present as long as its data are not whole, and with trace if what is
+//	                read of it was recorded
 //	tags/<tag>      a digest; in a second line the project the tag belongs to, if to any
 //	leases/<name>   the refs and digests that a lease keeps, as JSON
 //	tmp/            work in progress; emptied at Open
@@ -77,6 +78,8 @@ type shared struct {
 	leases map[string]lease
 	jobs   map[string]*job              // running imports by what they make
 	known  map[layer.Digest]layer.Local // layers that are here and were looked at
+	// traces that are being changed; closed when they have been
+	tracing map[layer.Digest]chan struct{}
 }
 
 var _ layer.Store = (*Store)(nil)
@@ -117,7 +120,7 @@ func Open(dir string, opts Options) (*Store, error) {
 		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
 	}
 	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, lanes: ondemand.NewLanes(0), leases: map[string]lease{}, jobs: map[string]*job{},
-		known: map[layer.Digest]layer.Local{}}}
+		known: map[layer.Digest]layer.Local{}, tracing: map[layer.Digest]chan struct{}{}}}
 	if err := errors.Join(s.sweep(), s.loadLeases()); err != nil {
 		lock.Close()
 		return nil, diskError(op, dir, err)
