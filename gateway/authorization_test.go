@@ -41,7 +41,7 @@ var authorization = map[string]string{
 	"Files/SetAttr": owner, "Files/Watch": owner,
 	"Events/Open": project, "Events/Subscribe": session, "Events/Unsubscribe": session, "Events/Ack": session,
 	"Layers/Import": tagging, "Layers/Build": tagging, "Layers/Tag": tagging, "Layers/Remove": admins,
-	"Layers/List": project, "Layers/Inspect": project,
+	"Layers/List": project, "Layers/Inspect": project, "Layers/Trace": project, "Layers/Repack": tagging,
 	"System/Info": everyone, "System/Nodes": everyone, "System/Doctor": everyone,
 	"Keys/Create": admins, "Keys/List": admins, "Keys/Revoke": admins,
 
@@ -220,6 +220,7 @@ func TestUsersMoveOnlyTagsOfTheirProject(t *testing.T) {
 		_, all["build"] = user.Build(ctx, "registry/other:1", client.BuildOptions{Tag: tag}, nil)
 		_, all["upload"] = user.UploadTree(ctx, strings.NewReader("x"), client.BuildOptions{Tag: tag})
 		all["tag"] = user.TagLayer(ctx, "mine:1", dsec.LayerRef(tag))
+		_, all["repack"] = user.RepackLayer(ctx, "mine:1", tag, nil)
 		_, all["commit"] = user.Commit(ctx, sb.ID, tag)
 		return all
 	}

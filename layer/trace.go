@@ -25,6 +25,8 @@ const (
 	alwaysWanted    = 2 // recordings up to which everything is expected again
 	wantedOneIn     = 4 // of the recordings must have touched what is expected
 	leastRecordings = 2 // that must have
+
+	smallGap = 16 << 10 // bytes; less than a chunk
 )
 
 // Trace is what of a layer's data was read first, in order, over several
@@ -177,16 +179,25 @@ func bound(all []Piece) []Piece {
 
 // Ranges is what the next sandbox is expected to read, in order: what one odd
 // one has read is not in it.
-func (t Trace) Ranges() []Range {
+func (t Trace) Ranges() []Range { return t.expected(0) }
+
+// Ahead is Ranges to fetch: those between which there is next to nothing are
+// one, so that they come in one request.
+func (t Trace) Ahead() []Range { return t.expected(smallGap) }
+
+func (t Trace) expected(gap int64) []Range {
 	var out []Range
 	for _, p := range t.Pieces {
 		if !t.Expected(p) {
 			continue
 		}
 		r := p.Range()
-		if k := len(out) - 1; k >= 0 && out[k].Off+out[k].Len == r.Off {
-			out[k].Len += r.Len
-			continue
+		if k := len(out) - 1; k >= 0 {
+			end := out[k].Off + out[k].Len
+			if r.Off >= end && r.Off-end <= gap {
+				out[k].Len = r.Off + r.Len - out[k].Off
+				continue
+			}
 		}
 		out = append(out, r)
 	}
@@ -206,6 +217,16 @@ func (t Trace) Expected(p Piece) bool {
 func (t Trace) Bytes() (n int64) {
 	for _, p := range t.Pieces {
 		n += p.Range().Len
+	}
+	return n
+}
+
+// ExpectedBytes is how much Ranges are.
+func (t Trace) ExpectedBytes() (n int64) {
+	for _, p := range t.Pieces {
+		if t.Expected(p) {
+			n += p.Range().Len
+		}
 	}
 	return n
 }

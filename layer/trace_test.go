@@ -67,6 +67,9 @@ func TestTraceKeepsTheOrderOfOneRecording(t *testing.T) {
 	if got := tr.Ranges(); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
+	if got, want := tr.Ahead(), []Range{kib(68, 4), kib(0, 8), kib(64, 16), kib(8, 4)}; !slices.Equal(got, want) {
+		t.Errorf("ahead: %v, want %v", got, want)
+	}
 	if tr.Bytes() != 28<<10 {
 		t.Errorf("%d bytes", tr.Bytes())
 	}

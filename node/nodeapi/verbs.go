@@ -47,6 +47,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbInspect:    unary(s.inspectLayer),
 		wire.VerbRemoveRef:  once(s, wire.VerbRemoveRef, s.removeLayer),
 		wire.VerbTag:        once(s, wire.VerbTag, s.tagLayer),
+		wire.VerbTrace:      unary(s.traceLayer),
 		wire.VerbDoctor:     unary(s.doctor),
 	}
 }

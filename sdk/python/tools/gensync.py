@@ -44,7 +44,7 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
-from .types import (Artifact, Change, Event, FileInfo, Info, Layer, Node, OnLimit, Result, SandboxInfo, Size, Spec,
+from .types import (Artifact, Change, Event, FileInfo, Info, Layer, LayerTrace, Node, OnLimit, Result, SandboxInfo, Size, Spec,
                     Stats)
 
 if TYPE_CHECKING:

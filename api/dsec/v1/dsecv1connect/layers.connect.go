@@ -45,6 +45,10 @@ const (
 	LayersRemoveProcedure = "/dsec.v1.Layers/Remove"
 	// LayersTagProcedure is the fully-qualified name of the Layers's Tag RPC.
 	LayersTagProcedure = "/dsec.v1.Layers/Tag"
+	// LayersTraceProcedure is the fully-qualified name of the Layers's Trace RPC.
+	LayersTraceProcedure = "/dsec.v1.Layers/Trace"
+	// LayersRepackProcedure is the fully-qualified name of the Layers's Repack RPC.
+	LayersRepackProcedure = "/dsec.v1.Layers/Repack"
 )
 
 // LayersClient is a client for the dsec.v1.Layers service.
@@ -59,6 +63,12 @@ type LayersClient interface {
 	// Remove drops a tag, or a layer by digest that no sandbox and no tag uses.
 	Remove(context.Context, *v1.RemoveLayerRequest) (*v1.RemoveLayerResponse, error)
 	Tag(context.Context, *v1.TagRequest) (*v1.TagResponse, error)
+	// Trace tells what of a layer is read first, over all that recorded it.
+	// NotFound if nobody has.
+	Trace(context.Context, *v1.LayerTraceRequest) (*v1.LayerTraceResponse, error)
+	// Repack makes a layer with the same tree whose data are in the order of the
+	// trace of this one. No tag but the one that is given moves.
+	Repack(context.Context, *v1.RepackRequest) (*connect.ServerStreamForClient[v1.ImportResponse], error)
 }
 
 // NewLayersClient constructs a client for the dsec.v1.Layers service. By default, it uses the
@@ -108,6 +118,18 @@ func NewLayersClient(httpClient connect.HTTPClient, baseURL string, opts ...conn
 			connect.WithSchema(layersMethods.ByName("Tag")),
 			connect.WithClientOptions(opts...),
 		),
+		trace: connect.NewClient[v1.LayerTraceRequest, v1.LayerTraceResponse](
+			httpClient,
+			baseURL+LayersTraceProcedure,
+			connect.WithSchema(layersMethods.ByName("Trace")),
+			connect.WithClientOptions(opts...),
+		),
+		repack: connect.NewClient[v1.RepackRequest, v1.ImportResponse](
+			httpClient,
+			baseURL+LayersRepackProcedure,
+			connect.WithSchema(layersMethods.ByName("Repack")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -119,6 +141,8 @@ type layersClient struct {
 	inspect *connect.Client[v1.InspectRequest, v1.InspectResponse]
 	remove  *connect.Client[v1.RemoveLayerRequest, v1.RemoveLayerResponse]
 	tag     *connect.Client[v1.TagRequest, v1.TagResponse]
+	trace   *connect.Client[v1.LayerTraceRequest, v1.LayerTraceResponse]
+	repack  *connect.Client[v1.RepackRequest, v1.ImportResponse]
 }
 
 // Import calls dsec.v1.Layers.Import.
@@ -167,6 +191,20 @@ func (c *layersClient) Tag(ctx context.Context, req *v1.TagRequest) (*v1.TagResp
 	return nil, err
 }
 
+// Trace calls dsec.v1.Layers.Trace.
+func (c *layersClient) Trace(ctx context.Context, req *v1.LayerTraceRequest) (*v1.LayerTraceResponse, error) {
+	response, err := c.trace.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Repack calls dsec.v1.Layers.Repack.
+func (c *layersClient) Repack(ctx context.Context, req *v1.RepackRequest) (*connect.ServerStreamForClient[v1.ImportResponse], error) {
+	return c.repack.CallServerStream(ctx, connect.NewRequest(req))
+}
+
 // LayersHandler is an implementation of the dsec.v1.Layers service.
 type LayersHandler interface {
 	// Import makes a layer of an image: an OCI reference, or a path on the
@@ -179,6 +217,12 @@ type LayersHandler interface {
 	// Remove drops a tag, or a layer by digest that no sandbox and no tag uses.
 	Remove(context.Context, *v1.RemoveLayerRequest) (*v1.RemoveLayerResponse, error)
 	Tag(context.Context, *v1.TagRequest) (*v1.TagResponse, error)
+	// Trace tells what of a layer is read first, over all that recorded it.
+	// NotFound if nobody has.
+	Trace(context.Context, *v1.LayerTraceRequest) (*v1.LayerTraceResponse, error)
+	// Repack makes a layer with the same tree whose data are in the order of the
+	// trace of this one. No tag but the one that is given moves.
+	Repack(context.Context, *v1.RepackRequest, *connect.ServerStream[v1.ImportResponse]) error
 }
 
 // NewLayersHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -224,6 +268,18 @@ func NewLayersHandler(svc LayersHandler, opts ...connect.HandlerOption) (string,
 		connect.WithSchema(layersMethods.ByName("Tag")),
 		connect.WithHandlerOptions(opts...),
 	)
+	layersTraceHandler := connect.NewUnaryHandlerSimple(
+		LayersTraceProcedure,
+		svc.Trace,
+		connect.WithSchema(layersMethods.ByName("Trace")),
+		connect.WithHandlerOptions(opts...),
+	)
+	layersRepackHandler := connect.NewServerStreamHandlerSimple(
+		LayersRepackProcedure,
+		svc.Repack,
+		connect.WithSchema(layersMethods.ByName("Repack")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.Layers/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case LayersImportProcedure:
@@ -238,6 +294,10 @@ func NewLayersHandler(svc LayersHandler, opts ...connect.HandlerOption) (string,
 			layersRemoveHandler.ServeHTTP(w, r)
 		case LayersTagProcedure:
 			layersTagHandler.ServeHTTP(w, r)
+		case LayersTraceProcedure:
+			layersTraceHandler.ServeHTTP(w, r)
+		case LayersRepackProcedure:
+			layersRepackHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -269,4 +329,12 @@ func (UnimplementedLayersHandler) Remove(context.Context, *v1.RemoveLayerRequest
 
 func (UnimplementedLayersHandler) Tag(context.Context, *v1.TagRequest) (*v1.TagResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Tag is not implemented"))
+}
+
+func (UnimplementedLayersHandler) Trace(context.Context, *v1.LayerTraceRequest) (*v1.LayerTraceResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Trace is not implemented"))
+}
+
+func (UnimplementedLayersHandler) Repack(context.Context, *v1.RepackRequest, *connect.ServerStream[v1.ImportResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Repack is not implemented"))
 }

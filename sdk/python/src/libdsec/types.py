@@ -16,8 +16,9 @@ from . import _wire as w
 from ._wire import Json
 
 __all__ = [
-    "Artifact", "Change", "Event", "FileInfo", "ImageConfig", "Info", "Layer", "Node", "Output", "Progress", "Result",
-    "SandboxInfo", "SandboxResult", "SandboxUsage", "Spec", "Stats", "Step", "Usage", "parse_size",
+    "Artifact", "Change", "Event", "FileInfo", "ImageConfig", "Info", "Layer", "LayerTrace", "Node", "Output", "Progress",
+    "Result", "SandboxInfo", "SandboxResult", "SandboxUsage", "Spec", "Stats", "Step", "TracedFile", "Usage",
+    "parse_size",
 ]
 
 Size = int | str
@@ -430,6 +431,42 @@ class Layer:
         return cls(w.string(m, "digest"), w.integer(m, "meta_size"), w.integer(m, "data_size"),
                    w.integer(m, "entries"), w.string(m, "source"),
                    ImageConfig.from_wire(config) if config else None, tuple(w.strings(m, "tags")), w.boolean(m, "image"))
+
+
+@dataclass(frozen=True)
+class TracedFile:
+    """What the recordings of a trace touched of a file. Bytes; ``count``: recordings that touched the part that most did."""
+
+    path: str
+    size: int
+    touched: int
+    expected: int
+    count: int
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """What is read first of a layer, over ``recordings`` of at most ``window`` seconds each.
+
+    ``files`` are in the order in which they are first touched; ``more`` are not listed.
+    ``expected`` bytes of the ``touched`` are fetched before the next sandbox asks for them.
+    """
+
+    digest: str
+    data_size: int
+    touched: int
+    expected: int
+    window: float
+    recordings: int
+    files: tuple[TracedFile, ...]
+    more: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> LayerTrace:
+        files = tuple(TracedFile(w.string(f, "path"), w.integer(f, "size"), w.integer(f, "touched"),
+                                 w.integer(f, "expected"), w.integer(f, "count")) for f in w.messages(m, "files"))
+        return cls(w.string(m, "digest"), w.integer(m, "data_size"), w.integer(m, "touched"), w.integer(m, "expected"),
+                   w.number(m, "window"), w.integer(m, "recordings"), files, w.integer(m, "more"))
 
 
 @dataclass(frozen=True)
