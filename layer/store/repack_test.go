@@ -158,6 +158,7 @@ func TestRepackKeepsTheTree(t *testing.T) {
 	}
 	before := imageOf(t, s, old.Digest)
 	tr := traceFiles(t, before, old.Digest, "small/100", "lib/big", "small/007", "small/050", "hole")
+	tracedFiles(t, s, tr)
 	info, err := s.Repack(ctx, "base:1", tr)
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +186,7 @@ func TestRepackKeepsTheTree(t *testing.T) {
 	if most := tr.Bytes() + 20*(32<<10); end > most {
 		t.Errorf("what is expected ends at %d, it is %d bytes", end, tr.Bytes())
 	}
-	ownPacks(t, s, blobs, old.Digest, info.Digest, end)
+	ownPacks(t, s, old.Digest, info.Digest, end)
 	if tag, err := s.Inspect(ctx, "base:1"); err != nil || tag.Digest != old.Digest {
 		t.Errorf("the tag moved: %+v, %v", tag, err)
 	}
@@ -195,16 +196,49 @@ func TestRepackKeepsTheTree(t *testing.T) {
 	}
 }
 
+// tracedFiles: the files of a trace are told in its order, with what was touched.
+func tracedFiles(t *testing.T, s *Store, tr layer.Trace) {
+	t.Helper()
+	for range 3 { // and one that reads something else, which is not expected
+		if err := s.RecordTrace(context.Background(), tr.Layer, Recording{Ranges: tr.Ranges(), Ordered: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	odd := traceFiles(t, imageOf(t, s, tr.Layer), tr.Layer, "lib/other")
+	if err := s.RecordTrace(context.Background(), tr.Layer, Recording{Ranges: odd.Ranges()}); err != nil {
+		t.Fatal(err)
+	}
+	all, files, err := s.TracedFiles(context.Background(), "base:1")
+	if err != nil || all.Recordings != 4 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	var names []string
+	touched, expected := int64(0), int64(0)
+	for _, f := range files {
+		names = append(names, f.Path)
+		touched, expected = touched+f.Touched, expected+f.Expected
+	}
+	if want := []string{"small/100", "lib/big", "again", "small/050", "hole", "lib/other"}; !slices.Equal(names, want) { // again is also small/007
+		t.Errorf("%v, want %v", names, want)
+	}
+	if touched != all.Bytes() || expected != all.ExpectedBytes() || expected != tr.Bytes() {
+		t.Errorf("%d and %d bytes, the trace has %d and %d", touched, expected, all.Bytes(), all.ExpectedBytes())
+	}
+	if big := files[1]; big.Touched != 20*8<<10 || big.Size != 12<<20 || big.Count != 3 || files[5].Expected != 0 || files[5].Count != 1 {
+		t.Errorf("%+v %+v", big, files[5])
+	}
+}
+
 // ownPacks: the first chunks are in packs that hold nothing else, back to back in
 // order; of the others most are where they were.
-func ownPacks(t *testing.T, s *Store, blobs blob.Store, old, d layer.Digest, end int64) {
+func ownPacks(t *testing.T, s *Store, old, d layer.Digest, end int64) {
 	t.Helper()
 	read := func(d layer.Digest) layer.Index {
 		m, err := s.manifest(d)
 		if err != nil {
 			t.Fatal(err)
 		}
-		raw, err := blob.ReadAll(context.Background(), blobs, layer.IndexKey(m.Data.Chunks), layer.MaxIndex)
+		raw, err := blob.ReadAll(context.Background(), s.opts.Blobs, layer.IndexKey(m.Data.Chunks), layer.MaxIndex)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,6 +3,7 @@ package nodeapi
 import (
 	"context"
 	"io"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -155,14 +156,15 @@ func (s *Server) traceLayer(ctx context.Context, who caller, req *dsecv1.LayerTr
 		Window: t.Window.Seconds(), Recordings: int32(t.Recordings)}
 	room := wire.MaxControl // what fits an answer
 	for i, f := range t.Files {
-		if room -= len(f.Path) + tracedFileSize; room < 0 {
+		if room -= 3*len(f.Path) + tracedFileSize; room < 0 {
 			resp.More = int64(len(t.Files) - i)
 			break
 		}
-		resp.Files = append(resp.Files, &dsecv1.TracedFile{Path: f.Path, Size: f.Size, Touched: f.Touched, Expected: f.Expected, Count: int32(f.Count)})
+		resp.Files = append(resp.Files, &dsecv1.TracedFile{Path: strings.ToValidUTF8(f.Path, "\ufffd"), Size: f.Size, Touched: f.Touched, Expected: f.Expected, Count: int32(f.Count)})
 	}
 	return resp, nil
 }
 
-// tracedFileSize is the most that a TracedFile takes besides its path, encoded.
+// tracedFileSize is the most that a TracedFile takes besides its path, encoded. A
+// byte of the path that is no UTF-8 becomes three.
 const tracedFileSize = 64
