@@ -11,7 +11,9 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/image/erofs"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/resident"
 )
 
 // Recording is what one mount of a layer touched.
@@ -144,4 +146,29 @@ func (s *Store) aloneWith(ctx context.Context, d layer.Digest) (leave func(), er
 		delete(s.tracing, d)
 		close(mine)
 	}, nil
+}
+
+// RecordResident adds to the trace of a whole layer what of it is in the page
+// cache of its EROFS mount, given by its root. That is all that was touched since
+// the mount was made and not dropped since, so one call for a mount is one
+// recording; window is how long after the mount it is made.
+func (s *Store) RecordResident(ctx context.Context, d layer.Digest, mount *os.File, window time.Duration) error {
+	m, err := s.manifest(d)
+	if err != nil {
+		return err
+	}
+	meta, err := os.Open(s.path("layers", d.Hex(), layer.MetaFile))
+	if err != nil {
+		return diskError("record trace", string(d), err)
+	}
+	defer meta.Close()
+	im, err := erofs.Open(meta, m.Meta.Size, nil)
+	if err != nil {
+		return dsec.E(dsec.Corrupt, "record trace", string(d), err)
+	}
+	ranges, err := resident.Of(mount, im)
+	if err != nil {
+		return err
+	}
+	return s.RecordTrace(ctx, d, Recording{Window: window, Ranges: ranges})
 }

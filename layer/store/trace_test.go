@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
@@ -112,5 +114,53 @@ func TestTraceWithoutItsStore(t *testing.T) {
 	}
 	if got, err := s.Trace(ctx, info.Digest); err != nil || got.Recordings != 2 {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// TestResidentOfAMountIsRecorded: a whole layer raises no requests; what was read
+// of it is found in memory.
+func TestResidentOfAMountIsRecorded(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root: uid is", os.Geteuid())
+	}
+	ctx := context.Background()
+	s := openStore(t, t.TempDir(), Options{})
+	info, err := s.Import(ctx, mixed(t), "base:1", image.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := s.Acquire(ctx, "sb", []dsec.LayerRef{"base:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := unix.Mount(set.Layers[0].Meta, dir, "erofs", unix.MS_RDONLY|unix.MS_NODEV, "device="+set.Layers[0].Data); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error("unmount:", err)
+		}
+	}()
+	root, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := s.RecordResident(ctx, info.Digest, root, time.Second); err != nil {
+		t.Error(err)
+	}
+	if tr := s.LocalTrace(info.Digest); tr.Recordings != 0 {
+		t.Errorf("nothing was read: %+v", tr)
+	}
+	if _, err := os.ReadFile(filepath.Join(dir, "small/042")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RecordResident(ctx, info.Digest, root, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	tr, files, err := s.TracedFiles(ctx, "base:1")
+	if err != nil || tr.Recordings != 1 || tr.Window != time.Second || len(files) != 1 || files[0].Path != "small/042" {
+		t.Errorf("%+v %+v, %v", tr, files, err)
 	}
 }
