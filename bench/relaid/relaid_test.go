@@ -43,7 +43,7 @@ func TestFetchedBytesOfARepackedLayer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	t.Logf("| %-22s | %8s | %22s | %22s | %10s |", "program", "touched", "as imported: x, GETs", "repacked: x, GETs", "compressed")
+	t.Log("| program | touched MiB | as imported: fetched / touched | GETs | compressed MiB | repacked: fetched / touched | GETs | compressed MiB | missed KiB | metadata |")
 	for s := bufio.NewScanner(f); s.Scan(); {
 		cols := strings.SplitN(s.Text(), " | ", 3)
 		if len(cols) != 3 || strings.HasPrefix(cols[0], "#") {
@@ -77,17 +77,22 @@ func measure(t *testing.T, images, name string, layers []string, command string)
 		refs = append(refs, dsec.LayerRef(info.Digest))
 	}
 	first := touched(t, s, refs, command)
-	before := fetched(t, blobs, dir, first, first)
-	traces := map[layer.Digest][]layer.Range{}
+	before := fetched(t, blobs, dir, aheadOf(first), first)
+	traces, grown := map[layer.Digest][]layer.Range{}, ""
 	for i, d := range refs {
 		tr := layer.TraceOf(layer.Digest(d), time.Minute, first[layer.Digest(d)], false)
 		if len(tr.Pieces) == 0 {
 			continue
 		}
+		was, err := s.Inspect(ctx, d)
+		if err != nil {
+			t.Fatal(err)
+		}
 		info, err := s.Repack(ctx, d, tr)
 		if err != nil {
 			t.Fatal(err)
 		}
+		grown += fmt.Sprintf("+%.1f %%, ", 100*(float64(info.MetaSize)/float64(was.MetaSize)-1))
 		if tr, err = s.Trace(ctx, info.Digest); err != nil {
 			t.Fatal(err)
 		}
@@ -96,13 +101,21 @@ func measure(t *testing.T, images, name string, layers []string, command string)
 	second := touched(t, s, refs, command)
 	after := fetched(t, blobs, dir, traces, second)
 	wanted, again := float64(total(first)), float64(total(second))
-	x := float64(after.Plain) / again
-	t.Logf("| %-22s | %4.0f MiB | %6.2f %6.1f MiB %4d | %6.2f %6.1f MiB %4d | %4.1f %4.1f MiB | stalls %d, touched again %.1f",
-		name, wanted/(1<<20), float64(before.Plain)/wanted, float64(before.Plain)/(1<<20), before.Requests,
-		x, float64(after.Plain)/(1<<20), after.Requests, float64(before.Fetched)/(1<<20), float64(after.Fetched)/(1<<20), after.Stalls, again/(1<<20))
+	x, mib := float64(after.plain)/again, float64(1<<20)
+	t.Logf("| %-22s | %5.0f | %.2f | %3d | %5.1f | %.2f | %3d | %5.1f | %6.0f | %s |", name, wanted/mib, float64(before.plain)/wanted, before.requests,
+		float64(before.compressed)/mib, x, after.requests, float64(after.compressed)/mib, float64(after.missed)/1024, grown)
 	if x > goal {
 		t.Errorf("%s: %.2f times what was touched is fetched, the goal is %.1f", name, x, goal)
 	}
+}
+
+// aheadOf is what a trace of one recording would have fetched.
+func aheadOf(touched map[layer.Digest][]layer.Range) map[layer.Digest][]layer.Range {
+	out := map[layer.Digest][]layer.Range{}
+	for d, ranges := range touched {
+		out[d] = layer.TraceOf(d, time.Minute, ranges, false).Ahead()
+	}
+	return out
 }
 
 // touched runs a command on a stack of layers of which nothing is in memory, and
@@ -174,34 +187,49 @@ exec chroot "$1/root" /bin/sh -c "export PATH=/usr/local/sbin:/usr/local/bin:/us
 	}
 }
 
-// fetched is what a node that has nothing fetches if it prefetches the one and
-// then reads the other.
-func fetched(t *testing.T, blobs blob.Store, dir string, ahead, reads map[layer.Digest][]layer.Range) (sum ondemand.Stats) {
+// cost of what a node that has nothing fetches.
+type cost struct {
+	plain, compressed, requests int64
+	missed                      int64 // bytes touched that were not fetched ahead
+}
+
+// fetched is what a node fetches if it prefetches the one and then reads the
+// other: the chunks that lack, without running ahead of a reader.
+func fetched(t *testing.T, blobs blob.Store, dir string, ahead, reads map[layer.Digest][]layer.Range) (sum cost) {
 	t.Helper()
-	ctx := context.Background()
 	for d, ranges := range reads {
 		if len(ranges) == 0 {
 			continue
 		}
-		l := open(t, blobs, dir, d)
-		if err := l.Prefetch(ctx, ahead[d]); err != nil {
+		l, ix := open(t, blobs, dir, d)
+		if err := l.Prefetch(context.Background(), ahead[d]); err != nil {
 			t.Fatal(err)
-		}
-		for _, r := range ranges {
-			if err := l.Ensure(ctx, r.Off, r.Len); err != nil {
-				t.Fatal(err)
-			}
 		}
 		st := l.Stats()
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
-		sum.Plain, sum.Fetched, sum.Requests, sum.Stalls = sum.Plain+st.Plain, sum.Fetched+st.Fetched, sum.Requests+st.Requests, sum.Stalls+st.Stalls
+		sum.plain, sum.compressed, sum.requests = sum.plain+st.Plain, sum.compressed+st.Fetched, sum.requests+st.Requests
+		offs, here := ix.Offsets(), map[int]bool{}
+		for _, r := range ahead[d] {
+			for from, to := layer.Span(offs, r.Off, r.Len); from < to; from++ {
+				here[from] = true
+			}
+		}
+		for _, r := range ranges {
+			for from, to := layer.Span(offs, r.Off, r.Len); from < to; from++ {
+				if c := ix.Chunks[from]; !here[from] {
+					here[from] = true
+					sum.plain, sum.compressed, sum.requests = sum.plain+int64(c.Size), sum.compressed+int64(c.Length), sum.requests+1
+					sum.missed += min(r.Off+r.Len, offs[from+1]) - max(r.Off, offs[from])
+				}
+			}
+		}
 	}
 	return sum
 }
 
-func open(t *testing.T, blobs blob.Store, dir string, d layer.Digest) *ondemand.Layer {
+func open(t *testing.T, blobs blob.Store, dir string, d layer.Digest) (*ondemand.Layer, layer.Index) {
 	t.Helper()
 	ctx := context.Background()
 	raw, err := blob.ReadAll(ctx, blobs, layer.ManifestKey(d), layer.MaxManifest)
@@ -240,7 +268,7 @@ func open(t *testing.T, blobs blob.Store, dir string, d layer.Digest) *ondemand.
 	if err != nil {
 		t.Fatal(err)
 	}
-	return l
+	return l, ix
 }
 
 func total(all map[layer.Digest][]layer.Range) (n int64) {
