@@ -195,3 +195,24 @@ func total(all []layer.Range) (n int64) {
 	}
 	return n
 }
+
+// TestReadThroughAnOverlayIsResident: a sandbox sees the layer in a stack, and
+// its pages are still those of the layer.
+func TestReadThroughAnOverlayIsResident(t *testing.T) {
+	m := mount(t, "")
+	stack := t.TempDir()
+	if err := unix.Mount("none", stack, "overlay", unix.MS_RDONLY, "lowerdir="+m.dir+":"+t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(stack, 0); err != nil {
+			t.Error("unmount:", err)
+		}
+	}()
+	if _, err := os.ReadFile(filepath.Join(stack, "a/b/deep")); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := m.look(t), (layer.Range{Off: m.at("a/b/deep", 0), Len: 8 << 10}); !slices.Equal(got, []layer.Range{want}) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
