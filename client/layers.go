@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -108,6 +109,48 @@ func (c *Client) InspectLayer(ctx context.Context, ref dsec.LayerRef) (Layer, er
 		return Layer{}, wire.FromConnect("inspect layer", err)
 	}
 	return layerFrom(resp.Layer), nil
+}
+
+// LayerTrace is what is read first of a layer.
+type LayerTrace struct {
+	Digest     layer.Digest  `json:"digest"`
+	DataSize   int64         `json:"data_size"` // bytes of the whole data
+	Touched    int64         `json:"touched"`   // bytes of them that any recording touched
+	Expected   int64         `json:"expected"`  // bytes of them that are expected to be read next time
+	Window     time.Duration `json:"window"`    // of the longest recording
+	Recordings int           `json:"recordings"`
+	Files      []TracedFile  `json:"files"` // in the order in which they are first touched
+	More       int64         `json:"more,omitempty"`
+}
+
+// TracedFile is what the recordings touched of a file.
+type TracedFile struct {
+	Path     string `json:"path"`
+	Size     int64  `json:"size"`
+	Touched  int64  `json:"touched"`  // bytes
+	Expected int64  `json:"expected"` // bytes
+	Count    int    `json:"count"`    // recordings that touched the part that most did
+}
+
+// LayerTrace tells what is read first of a layer; NotFound if nobody recorded it.
+func (c *Client) LayerTrace(ctx context.Context, ref dsec.LayerRef) (LayerTrace, error) {
+	resp, err := c.layers.Trace(ctx, &dsecv1.LayerTraceRequest{Ref: string(ref)})
+	if err != nil {
+		return LayerTrace{}, wire.FromConnect("read trace", err)
+	}
+	t := LayerTrace{Digest: layer.Digest(resp.Digest), DataSize: resp.DataSize, Touched: resp.Touched, Expected: resp.Expected,
+		Window: time.Duration(resp.Window * float64(time.Second)), Recordings: int(resp.Recordings), More: resp.More}
+	for _, f := range resp.Files {
+		t.Files = append(t.Files, TracedFile{Path: f.Path, Size: f.Size, Touched: f.Touched, Expected: f.Expected, Count: int(f.Count)})
+	}
+	return t, nil
+}
+
+// RepackLayer makes a layer with the same tree whose data are in the order of
+// the trace of this one. The tag, if there is one, points to it then.
+func (c *Client) RepackLayer(ctx context.Context, ref dsec.LayerRef, tag string, progress func(Progress)) (Layer, error) {
+	stream, err := c.layers.Repack(ctx, &dsecv1.RepackRequest{Ref: string(ref), Tag: tag, CallId: newKey()})
+	return made("repack", string(ref), stream, err, progress)
 }
 
 // RemoveLayer drops a tag, or a layer nobody uses.

@@ -42,6 +42,7 @@ var authorization = map[string]string{
 	"Events/Open": project, "Events/Subscribe": session, "Events/Unsubscribe": session, "Events/Ack": session,
 	"Layers/Import": tagging, "Layers/Build": tagging, "Layers/Tag": tagging, "Layers/Remove": admins,
 	"Layers/List": project, "Layers/Inspect": project, "Layers/Ensure": everyone, "Layers/CreateTemplate": tagging, "Layers/Merge": admins,
+	"Layers/Trace": project, "Layers/Repack": tagging,
 	"System/Info": everyone, "System/Nodes": everyone, "System/Doctor": everyone,
 	"Keys/Create": admins, "Keys/List": admins, "Keys/Revoke": admins,
 
@@ -220,6 +221,7 @@ func TestUsersMoveOnlyTagsOfTheirProject(t *testing.T) {
 		_, all["build"] = user.Build(ctx, "registry/other:1", client.BuildOptions{Tag: tag}, nil)
 		_, all["upload"] = user.UploadTree(ctx, strings.NewReader("x"), client.BuildOptions{Tag: tag})
 		all["tag"] = user.TagLayer(ctx, "mine:1", dsec.LayerRef(tag))
+		_, all["repack"] = user.RepackLayer(ctx, "mine:1", tag, nil)
 		_, all["commit"] = user.Commit(ctx, sb.ID, tag)
 		return all
 	}

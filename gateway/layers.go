@@ -53,10 +53,24 @@ func (l *layers) Build(ctx context.Context, req *dsecv1.BuildRequest, stream *co
 	return l.make(ctx, req.Source, wire.PathBuild, req, stream)
 }
 
+// Repack is like Build of what is in the store.
+func (l *layers) Repack(ctx context.Context, req *dsecv1.RepackRequest, stream *connect.ServerStream[dsecv1.ImportResponse]) error {
+	return l.stream(ctx, wire.PathRepack, req, stream)
+}
+
+func (l *layers) Trace(ctx context.Context, req *dsecv1.LayerTraceRequest) (*dsecv1.LayerTraceResponse, error) {
+	resp := &dsecv1.LayerTraceResponse{}
+	return resp, l.ask(ctx, wire.VerbTrace, req, resp)
+}
+
 func (l *layers) make(ctx context.Context, source, path string, req proto.Message, stream *connect.ServerStream[dsecv1.ImportResponse]) error {
 	if err := maySource(ctx, source); err != nil {
 		return err
 	}
+	return l.stream(ctx, path, req, stream)
+}
+
+func (l *layers) stream(ctx context.Context, path string, req proto.Message, stream *connect.ServerStream[dsecv1.ImportResponse]) error {
 	node, err := l.layerNode()
 	if err != nil {
 		return err

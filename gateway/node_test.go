@@ -262,6 +262,27 @@ func (s *shelf) Export(_ context.Context, ref dsec.LayerRef, w io.Writer) error 
 	return err
 }
 
+func (s *shelf) Trace(ctx context.Context, ref dsec.LayerRef) (nodeapi.Trace, error) {
+	l, err := s.Inspect(ctx, ref)
+	if err != nil {
+		return nodeapi.Trace{}, err
+	}
+	t := nodeapi.Trace{Trace: layer.TraceOf(l.Digest, time.Minute, []layer.Range{{Off: 4096, Len: 8192}}, true), DataSize: 1 << 20}
+	for i := range 10000 {
+		t.Files = append(t.Files, nodeapi.TracedFile{Path: fmt.Sprintf("usr/lib/%08d", i), Size: 9000, Touched: 8192, Expected: 4096, Count: 1})
+	}
+	return t, nil
+}
+
+func (s *shelf) Repack(ctx context.Context, r nodeapi.Repack, progress func(nodeapi.Progress)) (nodeapi.Layer, error) {
+	l, err := s.Inspect(ctx, r.Ref)
+	if err != nil {
+		return l, err
+	}
+	progress(nodeapi.Progress{Phase: "repack"})
+	return s.put(r.Tag, "repacked from "+string(l.Digest), l.DataSize), nil
+}
+
 func (s *shelf) Tag(ctx context.Context, ref, tag dsec.LayerRef) error {
 	l, err := s.Inspect(ctx, ref)
 	if err == nil {
@@ -293,6 +314,19 @@ func TestLayersThroughTheGateway(t *testing.T) {
 	if _, err := c.InspectLayer(ctx, "ws:2"); err != nil {
 		t.Fatal(err)
 	}
+	// A trace of more files than an answer holds says how many are left out.
+	tr, err := c.LayerTrace(ctx, "ws:2")
+	if err != nil || tr.Recordings != 1 || tr.Touched != 8192 || tr.DataSize != 1<<20 || tr.Window != time.Minute ||
+		len(tr.Files) < 1000 || tr.More != int64(10000-len(tr.Files)) || tr.Files[7].Path != "usr/lib/00000007" || tr.Files[7].Expected != 4096 {
+		t.Errorf("trace: %d files, %d more, %v", len(tr.Files), tr.More, err)
+	}
+	_, err = c.LayerTrace(ctx, "none:1")
+	wantClass(t, err, dsec.NotFound)
+	if l, err := c.RepackLayer(ctx, "ws:2", "ws:3", nil); err != nil || !strings.HasPrefix(l.Source, "repacked from") || l.Tags[0] != "ws:3" {
+		t.Errorf("repack: %+v, %v", l, err)
+	}
+	_, err = c.RepackLayer(ctx, "none:1", "", nil)
+	wantClass(t, err, dsec.NotFound)
 	if existed, err := c.RemoveLayer(ctx, "ws:2"); err != nil || !existed {
 		t.Fatal(existed, err)
 	}

@@ -16,6 +16,7 @@ const (
 	DataFile     = "data"
 	TableFile    = "chunks"
 	InfoFile     = "info"
+	TraceFile    = "trace"   // what is read first, if anybody has recorded it
 	IndexFile    = "index"   // only while the data are not whole
 	PresentFile  = "present" // likewise: while there is one, the data file has holes
 )

@@ -43,6 +43,7 @@ const (
 	VerbTag        = "layer_tag"
 	VerbTemplate   = "layer_template"
 	VerbMerge      = "layer_merge"
+	VerbTrace      = "layer_trace"
 	VerbDoctor     = "doctor"
 )
 
@@ -57,6 +58,7 @@ const (
 	PathBuild   = "/build"    // BuildRequest → ImportResponse…
 	PathEnsure  = "/ensure"   // EnsureRequest → EnsureResponse…
 	PathExport  = "/export"   // ?ref= → a tar, in frames
+	PathRepack  = "/repack"   // RepackRequest → ImportResponse…
 	PathMetrics = "/metrics"  // Prometheus text
 	PathUpload  = "/upload"   // a tar → ImportResponse…
 	PathSandbox = "/sandbox/" // + id + /files, /tree, /stdin/{exec}, /tunnel/{port}

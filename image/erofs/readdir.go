@@ -30,6 +30,9 @@ func (n *Node) Lookup(name string) (*Node, error) {
 	return n.im.Node(all[i].NID)
 }
 
+// Open reads the inode of a name.
+func (n *Node) Open(e Dirent) (*Node, error) { return n.im.Node(e.NID) }
+
 func (n *Node) dirents() ([]Dirent, error) {
 	if n.Mode&TypeMask != TypeDir {
 		return nil, errors.New("not a directory")

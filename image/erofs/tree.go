@@ -36,8 +36,11 @@ type Xattr struct {
 	Value []byte
 }
 
-// Run is a part of a file that is contiguous in the data file. All but the
-// last of a file start and end where a hole may: at multiples of 64 KiB or more.
+// Run is a part of a file that is contiguous in the data file. Runs may lie
+// anywhere there and in any order. The chunks of the file are as large as the
+// borders of its runs allow, so whoever makes runs keeps those borders at
+// multiples of a power of two that gives a bearable number of chunks; the last
+// run ends with the file.
 type Run struct {
 	Off   int64  // in the file, bytes
 	Block uint32 // in the data file

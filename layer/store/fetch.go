@@ -94,18 +94,8 @@ func (s *Store) fetchMeta(ctx context.Context, m layer.Manifest, to io.Writer) e
 // fetchData writes down where the data are, and brings them if they are few or
 // nobody would bring them on demand.
 func (s *Store) fetchData(ctx context.Context, dir string, m layer.Manifest) (layer.Index, error) {
-	raw, err := blob.ReadAll(ctx, s.opts.Blobs, layer.IndexKey(m.Data.Chunks), layer.MaxIndex)
+	ix, raw, err := s.fetchIndex(ctx, dir, m)
 	if err != nil {
-		return layer.Index{}, err
-	}
-	ix, err := layer.DecodeIndex(raw, m.Data)
-	if err != nil {
-		return ix, err
-	}
-	if err := os.Truncate(filepath.Join(dir, layer.DataFile), m.Data.Size); err != nil {
-		return ix, err
-	}
-	if err := layer.CreatePresence(filepath.Join(dir, layer.PresentFile), len(ix.Chunks)); err != nil {
 		return ix, err
 	}
 	if s.opts.OnDemand && m.Data.Size > s.opts.Small {
@@ -115,6 +105,20 @@ func (s *Store) fetchData(ctx context.Context, dir string, m layer.Manifest) (la
 		return ix, err
 	}
 	return ix, os.Remove(filepath.Join(dir, layer.PresentFile))
+}
+
+// fetchIndex reads where the data are, and makes the files that they come into.
+func (s *Store) fetchIndex(ctx context.Context, dir string, m layer.Manifest) (ix layer.Index, raw []byte, err error) {
+	if raw, err = blob.ReadAll(ctx, s.opts.Blobs, layer.IndexKey(m.Data.Chunks), layer.MaxIndex); err != nil {
+		return ix, nil, err
+	}
+	if ix, err = layer.DecodeIndex(raw, m.Data); err != nil {
+		return ix, nil, err
+	}
+	if err = os.Truncate(filepath.Join(dir, layer.DataFile), m.Data.Size); err != nil {
+		return ix, nil, err
+	}
+	return ix, raw, layer.CreatePresence(filepath.Join(dir, layer.PresentFile), len(ix.Chunks))
 }
 
 // Promote makes a layer whole whose data have all come: from then on it is

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -175,8 +176,9 @@ func closeAll(files image.Files) {
 
 // seal reads back what the converter wrote, names it by its digest, and
 // publishes it. Nothing the converter says about the files is believed: it may
-// have fallen to what it converted, and the kernel will mount them.
-func (s *Store) seal(dir string, files image.Files, config *image.Config, from about) (layer.Info, error) {
+// have fallen to what it converted, and the kernel will mount them. Chunks end
+// where parts of large files do, and at the cuts.
+func (s *Store) seal(dir string, files image.Files, config *image.Config, from about, cuts ...int64) (layer.Info, error) {
 	im, borders, err := inspect(files)
 	if err != nil {
 		return layer.Info{}, dsec.E(dsec.Corrupt, "check new layer", from.Source, err)
@@ -186,6 +188,8 @@ func (s *Store) seal(dir string, files image.Files, config *image.Config, from a
 			return layer.Info{}, err
 		}
 	}
+	borders = append(borders, cuts...)
+	slices.Sort(borders)
 	m, ix, err := layer.Describe(files.Meta, files.Data, borders)
 	if err != nil {
 		return layer.Info{}, err

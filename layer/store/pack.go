@@ -31,6 +31,7 @@ type packer struct {
 	dir    string
 	upload func(name layer.Digest, pack io.Reader) error
 	z      *zstd.Encoder
+	anew   int // chunks, from the first, that go into packs of their own though they be known
 
 	packs map[layer.Digest]uint32 // number in the index
 	names []layer.Digest
@@ -46,6 +47,7 @@ type packer struct {
 
 type frame struct {
 	plain []byte
+	anew  bool
 	c     *layer.Chunk
 	out   []byte
 	err   error
@@ -78,11 +80,17 @@ func (p *packer) pack(ix layer.Index, data io.Reader) (layer.Index, error) {
 		if _, err := io.ReadFull(data, f.plain); err != nil {
 			return ix, err
 		}
-		if n++; n == packBatch || i == len(ix.Chunks)-1 {
+		f.anew = i < p.anew
+		if n++; n == packBatch || i == len(ix.Chunks)-1 || i == p.anew-1 {
 			if err := p.write(p.batch[:n]); err != nil {
 				return ix, err
 			}
 			n = 0
+		}
+		if i == p.anew-1 {
+			if err := p.full(); err != nil {
+				return ix, err
+			}
 		}
 	}
 	if err := p.full(); err != nil {
@@ -104,7 +112,7 @@ func (p *packer) write(batch []frame) error {
 	for i := range batch {
 		f := &batch[i]
 		f.out = f.out[:0]
-		if _, ok := p.known[f.c.Sum]; ok {
+		if _, ok := p.known[f.c.Sum]; ok && !f.anew {
 			continue
 		}
 		if _, ok := p.mine[f.c.Sum]; ok {
@@ -132,7 +140,7 @@ func (p *packer) put(f *frame) error {
 	if f.err != nil {
 		return f.err
 	}
-	if k, ok := p.known[f.c.Sum]; ok {
+	if k, ok := p.known[f.c.Sum]; ok && !f.anew {
 		f.c.Pack, f.c.Off, f.c.Length = p.number(k.pack), k.off, k.size
 		return nil
 	}

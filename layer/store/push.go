@@ -16,7 +16,11 @@ import (
 
 // push puts a layer that is here into the blob store, if there is one. All
 // that it writes has its content in its name, so whoever was first is right.
-func (s *Store) push(ctx context.Context, d layer.Digest) error {
+func (s *Store) push(ctx context.Context, d layer.Digest) error { return s.pushAnew(ctx, d, 0) }
+
+// pushAnew is push that stores the chunks of the first bytes of the data in packs
+// of their own, wherever they are already: so that they come in few requests.
+func (s *Store) pushAnew(ctx context.Context, d layer.Digest, first int64) error {
 	if s.opts.Blobs == nil {
 		return nil
 	}
@@ -36,7 +40,7 @@ func (s *Store) push(ctx context.Context, d layer.Digest) error {
 		return err
 	}
 	if m.Data.Size > 0 {
-		if err := s.pushData(ctx, dir, d, m); err != nil {
+		if err := s.pushData(ctx, dir, m, first); err != nil {
 			return err
 		}
 	}
@@ -81,7 +85,8 @@ func (s *Store) pushMeta(ctx context.Context, dir string, d layer.Digest, m laye
 // packs named by their content, and writes where everything is. The index is of
 // the data, not of the layer: what an earlier push of the same data wrote does
 // as well.
-func (s *Store) pushData(ctx context.Context, dir string, d layer.Digest, m layer.Manifest) error {
+func (s *Store) pushData(ctx context.Context, dir string, m layer.Manifest, first int64) error {
+	d := m.Digest()
 	if _, err := s.opts.Blobs.Stat(ctx, layer.IndexKey(m.Data.Chunks)); err == nil || !errors.Is(err, dsec.NotFound.Err()) {
 		return err
 	}
@@ -107,6 +112,7 @@ func (s *Store) pushData(ctx context.Context, dir string, d layer.Digest, m laye
 		return err
 	}
 	defer p.close()
+	_, p.anew = layer.Span(ix.Offsets(), 0, first)
 	if ix, err = p.pack(ix, ctxReader{ctx, data}); err != nil {
 		return err
 	}

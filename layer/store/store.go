@@ -4,7 +4,8 @@
 // # On disk
 //
 //	layers/<hex>/{manifest,meta,data,chunks,info}  one verified layer each; with index and
-//	                present as long as its data are not whole
+//	                present as long as its data are not whole, and with trace if what is
+//	                read of it was recorded
 //	stacks/<hex>/{stack,info}  one stack each; its layers may be elsewhere
 //	oci/<key>       what became of an OCI layer, docs/formats/stack.md
 //	refs/<key>      what an OCI reference meant when it was last resolved
@@ -90,18 +91,20 @@ type shared struct {
 
 	lanes *ondemand.Lanes // of the fetches of this process
 
-	mu      sync.Mutex
-	leases  map[string]lease
-	jobs    map[string]*job              // running imports by what they make
-	known   map[layer.Digest]layer.Local // layers that are here and were looked at
-	stacks  map[layer.Digest]layer.Info  // stacks that are here
-	inside  map[layer.Digest][]string    // layers to the digests of the stacks they are in
-	claims  map[string]bool              // works that this store has claimed
-	refs    map[string]reference         // references that were resolved, by themselves
-	queue   queue                        // of images to make
-	slots   slots                        // for layers to convert
-	sends   sync.Mutex                   // one layer at a time is packed to be shared
-	makings map[string]*making           // images that are being made
+	mu     sync.Mutex
+	leases map[string]lease
+	jobs   map[string]*job              // running imports by what they make
+	known  map[layer.Digest]layer.Local // layers that are here and were looked at
+	// traces that are being changed; closed when they have been
+	tracing map[layer.Digest]chan struct{}
+	stacks  map[layer.Digest]layer.Info // stacks that are here
+	inside  map[layer.Digest][]string   // layers to the digests of the stacks they are in
+	claims  map[string]bool             // works that this store has claimed
+	refs    map[string]reference        // references that were resolved, by themselves
+	queue   queue                       // of images to make
+	slots   slots                       // for layers to convert
+	sends   sync.Mutex                  // one layer at a time is packed to be shared
+	makings map[string]*making          // images that are being made
 	heres   map[string]*here
 	sent    map[string]bool // notes that are known to be in the blob store
 	id      string          // of this store
@@ -156,7 +159,7 @@ func Open(dir string, opts Options) (*Store, error) {
 		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
 	}
 	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, lanes: ondemand.NewLanes(0), leases: map[string]lease{}, jobs: map[string]*job{},
-		known: map[layer.Digest]layer.Local{}, stacks: map[layer.Digest]layer.Info{}, inside: map[layer.Digest][]string{},
+		known: map[layer.Digest]layer.Local{}, tracing: map[layer.Digest]chan struct{}{}, stacks: map[layer.Digest]layer.Info{}, inside: map[layer.Digest][]string{},
 		claims: map[string]bool{}, refs: map[string]reference{}, makings: map[string]*making{}, sent: map[string]bool{}, heres: map[string]*here{}, pull: image.NewPuller()}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if err := errors.Join(s.sweep(), s.loadStacks(), s.loadRefs(), s.loadLeases(), s.identify(), s.promoteAll()); err != nil {

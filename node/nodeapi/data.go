@@ -32,6 +32,7 @@ func (s *Server) mux() http.Handler {
 	m.HandleFunc("POST "+wire.PathWatch, s.serveWatch)
 	m.HandleFunc("POST "+wire.PathImport, s.serveImport)
 	m.HandleFunc("POST "+wire.PathBuild, s.serveBuild)
+	m.HandleFunc("POST "+wire.PathRepack, s.serveRepack)
 	m.HandleFunc("POST "+wire.PathUpload, s.serveUpload)
 	m.HandleFunc("POST "+wire.PathEnsure, s.serveEnsure)
 	m.HandleFunc("GET "+wire.PathExport, s.raw(s.exportImage))

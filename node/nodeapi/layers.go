@@ -3,6 +3,7 @@ package nodeapi
 import (
 	"context"
 	"io"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -28,6 +29,10 @@ type Layers interface {
 	// Remove drops a tag, or a layer nobody uses; IllegalState if somebody does.
 	Remove(ctx context.Context, ref dsec.LayerRef) (existed bool, err error)
 	Tag(ctx context.Context, ref, tag dsec.LayerRef) error
+	// Trace tells what is read first of a layer: NotFound if nobody recorded it.
+	Trace(ctx context.Context, ref dsec.LayerRef) (Trace, error)
+	// Repack makes a layer of the same tree with its data in the order of the trace.
+	Repack(ctx context.Context, r Repack, progress func(Progress)) (Layer, error)
 	Composing
 }
 
@@ -93,6 +98,28 @@ type Build struct {
 	CallID string
 }
 
+// Repack describes a repacking.
+type Repack struct {
+	Ref    dsec.LayerRef
+	Tag    string
+	CallID string
+}
+
+// Trace is the trace of a layer and the files that it speaks of.
+type Trace struct {
+	layer.Trace
+	DataSize int64
+	Files    []TracedFile // in the order in which they are first touched
+}
+
+// TracedFile is what the recordings touched of a file.
+type TracedFile struct {
+	Path              string
+	Size              int64
+	Touched, Expected int64  // bytes
+	Count             uint32 // recordings that touched the part that most did
+}
+
 // Progress of an import or build.
 type Progress struct {
 	Phase       string // resolve, fetch, convert, store
@@ -154,3 +181,29 @@ func (s *Server) tagLayer(ctx context.Context, who caller, req *dsecv1.TagReques
 	}
 	return &dsecv1.TagResponse{}, store.Tag(ctx, dsec.LayerRef(req.Ref), dsec.LayerRef(req.Tag))
 }
+
+func (s *Server) traceLayer(ctx context.Context, who caller, req *dsecv1.LayerTraceRequest) (proto.Message, error) {
+	store, err := s.store(who)
+	if err != nil {
+		return nil, err
+	}
+	t, err := store.Trace(ctx, dsec.LayerRef(req.Ref))
+	if err != nil {
+		return nil, err
+	}
+	resp := &dsecv1.LayerTraceResponse{Digest: string(t.Layer), DataSize: t.DataSize, Touched: t.Bytes(), Expected: t.ExpectedBytes(),
+		Window: t.Window.Seconds(), Recordings: int32(t.Recordings)}
+	room := wire.MaxControl // what fits an answer
+	for i, f := range t.Files {
+		if room -= 3*len(f.Path) + tracedFileSize; room < 0 {
+			resp.More = int64(len(t.Files) - i)
+			break
+		}
+		resp.Files = append(resp.Files, &dsecv1.TracedFile{Path: strings.ToValidUTF8(f.Path, "\ufffd"), Size: f.Size, Touched: f.Touched, Expected: f.Expected, Count: int32(f.Count)})
+	}
+	return resp, nil
+}
+
+// tracedFileSize is the most that a TracedFile takes besides its path, encoded. A
+// byte of the path that is no UTF-8 becomes three.
+const tracedFileSize = 64

@@ -132,6 +132,19 @@ func (s *Server) serveBuild(w http.ResponseWriter, r *http.Request) {
 	})(w, r)
 }
 
+func (s *Server) serveRepack(w http.ResponseWriter, r *http.Request) {
+	s.raw(func(w http.ResponseWriter, r *http.Request) error {
+		req := &dsecv1.RepackRequest{}
+		if err := request(w, r, req); err != nil {
+			return err
+		}
+		p := Repack{Ref: dsec.LayerRef(req.Ref), Tag: req.Tag, CallID: req.CallId}
+		return s.makeLayer(w, r, req.Tag, func(ctx context.Context, store Layers, progress func(Progress)) (Layer, error) {
+			return store.Repack(ctx, p, progress)
+		})
+	})(w, r)
+}
+
 // maxRefused bounds what is read of an upload that has failed.
 const maxRefused = 256 << 20
 

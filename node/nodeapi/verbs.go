@@ -49,6 +49,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbTag:        once(s, wire.VerbTag, s.tagLayer),
 		wire.VerbTemplate:   once(s, wire.VerbTemplate, s.template),
 		wire.VerbMerge:      once(s, wire.VerbMerge, s.merge),
+		wire.VerbTrace:      unary(s.traceLayer),
 		wire.VerbDoctor:     unary(s.doctor),
 	}
 }

@@ -1309,6 +1309,286 @@ func (x *Merged) GetAfter() int64 {
 	return 0
 }
 
+type LayerTraceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayerTraceRequest) Reset() {
+	*x = LayerTraceRequest{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayerTraceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayerTraceRequest) ProtoMessage() {}
+
+func (x *LayerTraceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayerTraceRequest.ProtoReflect.Descriptor instead.
+func (*LayerTraceRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *LayerTraceRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+type LayerTraceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	DataSize      int64                  `protobuf:"varint,2,opt,name=data_size,json=dataSize,proto3" json:"data_size,omitempty"` // bytes of the whole data
+	Touched       int64                  `protobuf:"varint,3,opt,name=touched,proto3" json:"touched,omitempty"`                   // of them were touched by any recording
+	Expected      int64                  `protobuf:"varint,4,opt,name=expected,proto3" json:"expected,omitempty"`                 // are expected to be read next time
+	Window        float64                `protobuf:"fixed64,5,opt,name=window,proto3" json:"window,omitempty"`                    // seconds that a recording took, the longest
+	Recordings    int32                  `protobuf:"varint,6,opt,name=recordings,proto3" json:"recordings,omitempty"`             // merged
+	Files         []*TracedFile          `protobuf:"bytes,7,rep,name=files,proto3" json:"files,omitempty"`                        // in the order in which they are first touched
+	More          int64                  `protobuf:"varint,8,opt,name=more,proto3" json:"more,omitempty"`                         // files that are not listed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayerTraceResponse) Reset() {
+	*x = LayerTraceResponse{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayerTraceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayerTraceResponse) ProtoMessage() {}
+
+func (x *LayerTraceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayerTraceResponse.ProtoReflect.Descriptor instead.
+func (*LayerTraceResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *LayerTraceResponse) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *LayerTraceResponse) GetDataSize() int64 {
+	if x != nil {
+		return x.DataSize
+	}
+	return 0
+}
+
+func (x *LayerTraceResponse) GetTouched() int64 {
+	if x != nil {
+		return x.Touched
+	}
+	return 0
+}
+
+func (x *LayerTraceResponse) GetExpected() int64 {
+	if x != nil {
+		return x.Expected
+	}
+	return 0
+}
+
+func (x *LayerTraceResponse) GetWindow() float64 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+func (x *LayerTraceResponse) GetRecordings() int32 {
+	if x != nil {
+		return x.Recordings
+	}
+	return 0
+}
+
+func (x *LayerTraceResponse) GetFiles() []*TracedFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *LayerTraceResponse) GetMore() int64 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+type TracedFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Touched       int64                  `protobuf:"varint,3,opt,name=touched,proto3" json:"touched,omitempty"`   // bytes
+	Expected      int64                  `protobuf:"varint,4,opt,name=expected,proto3" json:"expected,omitempty"` // bytes
+	Count         int32                  `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`       // recordings that touched the part that most did
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedFile) Reset() {
+	*x = TracedFile{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedFile) ProtoMessage() {}
+
+func (x *TracedFile) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedFile.ProtoReflect.Descriptor instead.
+func (*TracedFile) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *TracedFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *TracedFile) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *TracedFile) GetTouched() int64 {
+	if x != nil {
+		return x.Touched
+	}
+	return 0
+}
+
+func (x *TracedFile) GetExpected() int64 {
+	if x != nil {
+		return x.Expected
+	}
+	return 0
+}
+
+func (x *TracedFile) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type RepackRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Tag           string                 `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"` // points to the new layer; empty: its digest names it
+	CallId        string                 `protobuf:"bytes,3,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RepackRequest) Reset() {
+	*x = RepackRequest{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RepackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RepackRequest) ProtoMessage() {}
+
+func (x *RepackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RepackRequest.ProtoReflect.Descriptor instead.
+func (*RepackRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RepackRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *RepackRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *RepackRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
 var File_dsec_v1_layers_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_layers_proto_rawDesc = "" +
@@ -1406,7 +1686,31 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x05layer\x18\x02 \x01(\tR\x05layer\x12\x16\n" +
 	"\x06images\x18\x03 \x03(\tR\x06images\x12\x16\n" +
 	"\x06before\x18\x04 \x01(\x03R\x06before\x12\x14\n" +
-	"\x05after\x18\x05 \x01(\x03R\x05after2\xb2\x04\n" +
+	"\x05after\x18\x05 \x01(\x03R\x05after\"%\n" +
+	"\x11LayerTraceRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\"\xf6\x01\n" +
+	"\x12LayerTraceResponse\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1b\n" +
+	"\tdata_size\x18\x02 \x01(\x03R\bdataSize\x12\x18\n" +
+	"\atouched\x18\x03 \x01(\x03R\atouched\x12\x1a\n" +
+	"\bexpected\x18\x04 \x01(\x03R\bexpected\x12\x16\n" +
+	"\x06window\x18\x05 \x01(\x01R\x06window\x12\x1e\n" +
+	"\n" +
+	"recordings\x18\x06 \x01(\x05R\n" +
+	"recordings\x12)\n" +
+	"\x05files\x18\a \x03(\v2\x13.dsec.v1.TracedFileR\x05files\x12\x12\n" +
+	"\x04more\x18\b \x01(\x03R\x04more\"\x80\x01\n" +
+	"\n" +
+	"TracedFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x18\n" +
+	"\atouched\x18\x03 \x01(\x03R\atouched\x12\x1a\n" +
+	"\bexpected\x18\x04 \x01(\x03R\bexpected\x12\x14\n" +
+	"\x05count\x18\x05 \x01(\x05R\x05count\"L\n" +
+	"\rRepackRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x10\n" +
+	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x17\n" +
+	"\acall_id\x18\x03 \x01(\tR\x06callId2\xb1\x05\n" +
 	"\x06Layers\x12;\n" +
 	"\x06Import\x12\x16.dsec.v1.ImportRequest\x1a\x17.dsec.v1.ImportResponse0\x01\x129\n" +
 	"\x05Build\x12\x15.dsec.v1.BuildRequest\x1a\x17.dsec.v1.ImportResponse0\x01\x12?\n" +
@@ -1416,7 +1720,9 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x03Tag\x12\x13.dsec.v1.TagRequest\x1a\x14.dsec.v1.TagResponse\x12;\n" +
 	"\x06Ensure\x12\x16.dsec.v1.EnsureRequest\x1a\x17.dsec.v1.EnsureResponse0\x01\x12E\n" +
 	"\x0eCreateTemplate\x12\x18.dsec.v1.TemplateRequest\x1a\x19.dsec.v1.TemplateResponse\x126\n" +
-	"\x05Merge\x12\x15.dsec.v1.MergeRequest\x1a\x16.dsec.v1.MergeResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
+	"\x05Merge\x12\x15.dsec.v1.MergeRequest\x1a\x16.dsec.v1.MergeResponse\x12@\n" +
+	"\x05Trace\x12\x1a.dsec.v1.LayerTraceRequest\x1a\x1b.dsec.v1.LayerTraceResponse\x12;\n" +
+	"\x06Repack\x12\x16.dsec.v1.RepackRequest\x1a\x17.dsec.v1.ImportResponse0\x01B-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_layers_proto_rawDescOnce sync.Once
@@ -1430,7 +1736,7 @@ func file_dsec_v1_layers_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_layers_proto_rawDescData
 }
 
-var file_dsec_v1_layers_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_dsec_v1_layers_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_dsec_v1_layers_proto_goTypes = []any{
 	(*ImageConfig)(nil),         // 0: dsec.v1.ImageConfig
 	(*Layer)(nil),               // 1: dsec.v1.Layer
@@ -1453,6 +1759,10 @@ var file_dsec_v1_layers_proto_goTypes = []any{
 	(*MergeRequest)(nil),        // 18: dsec.v1.MergeRequest
 	(*MergeResponse)(nil),       // 19: dsec.v1.MergeResponse
 	(*Merged)(nil),              // 20: dsec.v1.Merged
+	(*LayerTraceRequest)(nil),   // 21: dsec.v1.LayerTraceRequest
+	(*LayerTraceResponse)(nil),  // 22: dsec.v1.LayerTraceResponse
+	(*TracedFile)(nil),          // 23: dsec.v1.TracedFile
+	(*RepackRequest)(nil),       // 24: dsec.v1.RepackRequest
 }
 var file_dsec_v1_layers_proto_depIdxs = []int32{
 	0,  // 0: dsec.v1.Layer.config:type_name -> dsec.v1.ImageConfig
@@ -1463,29 +1773,34 @@ var file_dsec_v1_layers_proto_depIdxs = []int32{
 	1,  // 5: dsec.v1.EnsureResponse.layer:type_name -> dsec.v1.Layer
 	1,  // 6: dsec.v1.TemplateResponse.layer:type_name -> dsec.v1.Layer
 	20, // 7: dsec.v1.MergeResponse.merged:type_name -> dsec.v1.Merged
-	3,  // 8: dsec.v1.Layers.Import:input_type -> dsec.v1.ImportRequest
-	4,  // 9: dsec.v1.Layers.Build:input_type -> dsec.v1.BuildRequest
-	6,  // 10: dsec.v1.Layers.List:input_type -> dsec.v1.ListLayersRequest
-	8,  // 11: dsec.v1.Layers.Inspect:input_type -> dsec.v1.InspectRequest
-	10, // 12: dsec.v1.Layers.Remove:input_type -> dsec.v1.RemoveLayerRequest
-	12, // 13: dsec.v1.Layers.Tag:input_type -> dsec.v1.TagRequest
-	14, // 14: dsec.v1.Layers.Ensure:input_type -> dsec.v1.EnsureRequest
-	16, // 15: dsec.v1.Layers.CreateTemplate:input_type -> dsec.v1.TemplateRequest
-	18, // 16: dsec.v1.Layers.Merge:input_type -> dsec.v1.MergeRequest
-	5,  // 17: dsec.v1.Layers.Import:output_type -> dsec.v1.ImportResponse
-	5,  // 18: dsec.v1.Layers.Build:output_type -> dsec.v1.ImportResponse
-	7,  // 19: dsec.v1.Layers.List:output_type -> dsec.v1.ListLayersResponse
-	9,  // 20: dsec.v1.Layers.Inspect:output_type -> dsec.v1.InspectResponse
-	11, // 21: dsec.v1.Layers.Remove:output_type -> dsec.v1.RemoveLayerResponse
-	13, // 22: dsec.v1.Layers.Tag:output_type -> dsec.v1.TagResponse
-	15, // 23: dsec.v1.Layers.Ensure:output_type -> dsec.v1.EnsureResponse
-	17, // 24: dsec.v1.Layers.CreateTemplate:output_type -> dsec.v1.TemplateResponse
-	19, // 25: dsec.v1.Layers.Merge:output_type -> dsec.v1.MergeResponse
-	17, // [17:26] is the sub-list for method output_type
-	8,  // [8:17] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	23, // 8: dsec.v1.LayerTraceResponse.files:type_name -> dsec.v1.TracedFile
+	3,  // 9: dsec.v1.Layers.Import:input_type -> dsec.v1.ImportRequest
+	4,  // 10: dsec.v1.Layers.Build:input_type -> dsec.v1.BuildRequest
+	6,  // 11: dsec.v1.Layers.List:input_type -> dsec.v1.ListLayersRequest
+	8,  // 12: dsec.v1.Layers.Inspect:input_type -> dsec.v1.InspectRequest
+	10, // 13: dsec.v1.Layers.Remove:input_type -> dsec.v1.RemoveLayerRequest
+	12, // 14: dsec.v1.Layers.Tag:input_type -> dsec.v1.TagRequest
+	14, // 15: dsec.v1.Layers.Ensure:input_type -> dsec.v1.EnsureRequest
+	16, // 16: dsec.v1.Layers.CreateTemplate:input_type -> dsec.v1.TemplateRequest
+	18, // 17: dsec.v1.Layers.Merge:input_type -> dsec.v1.MergeRequest
+	21, // 18: dsec.v1.Layers.Trace:input_type -> dsec.v1.LayerTraceRequest
+	24, // 19: dsec.v1.Layers.Repack:input_type -> dsec.v1.RepackRequest
+	5,  // 20: dsec.v1.Layers.Import:output_type -> dsec.v1.ImportResponse
+	5,  // 21: dsec.v1.Layers.Build:output_type -> dsec.v1.ImportResponse
+	7,  // 22: dsec.v1.Layers.List:output_type -> dsec.v1.ListLayersResponse
+	9,  // 23: dsec.v1.Layers.Inspect:output_type -> dsec.v1.InspectResponse
+	11, // 24: dsec.v1.Layers.Remove:output_type -> dsec.v1.RemoveLayerResponse
+	13, // 25: dsec.v1.Layers.Tag:output_type -> dsec.v1.TagResponse
+	15, // 26: dsec.v1.Layers.Ensure:output_type -> dsec.v1.EnsureResponse
+	17, // 27: dsec.v1.Layers.CreateTemplate:output_type -> dsec.v1.TemplateResponse
+	19, // 28: dsec.v1.Layers.Merge:output_type -> dsec.v1.MergeResponse
+	22, // 29: dsec.v1.Layers.Trace:output_type -> dsec.v1.LayerTraceResponse
+	5,  // 30: dsec.v1.Layers.Repack:output_type -> dsec.v1.ImportResponse
+	20, // [20:31] is the sub-list for method output_type
+	9,  // [9:20] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_layers_proto_init() }
@@ -1499,7 +1814,7 @@ func file_dsec_v1_layers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_layers_proto_rawDesc), len(file_dsec_v1_layers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

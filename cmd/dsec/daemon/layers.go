@@ -118,6 +118,39 @@ func (l *layers) Remove(ctx context.Context, ref dsec.LayerRef) (existed bool, e
 	return err == nil, err
 }
 
+func (l *layers) Trace(ctx context.Context, ref dsec.LayerRef) (nodeapi.Trace, error) {
+	t, files, err := l.store.TracedFiles(ctx, ref)
+	if err != nil {
+		return nodeapi.Trace{}, err
+	}
+	e, err := l.store.Inspect(ctx, ref)
+	out := nodeapi.Trace{Trace: t, DataSize: e.DataSize}
+	for _, f := range files {
+		out.Files = append(out.Files, nodeapi.TracedFile(f))
+	}
+	return out, err
+}
+
+func (l *layers) Repack(ctx context.Context, r nodeapi.Repack, progress func(nodeapi.Progress)) (nodeapi.Layer, error) {
+	e, err := l.store.Inspect(ctx, r.Ref)
+	if err != nil {
+		return nodeapi.Layer{}, err
+	}
+	t, err := l.store.Trace(ctx, e.Digest)
+	if err != nil {
+		return nodeapi.Layer{}, err
+	}
+	progress(nodeapi.Progress{Phase: "repack", Total: e.DataSize})
+	info, err := l.store.Repack(ctx, dsec.LayerRef(e.Digest), t)
+	if err == nil && r.Tag != "" {
+		err = l.store.Tag(ctx, r.Tag, info.Digest)
+	}
+	if err != nil {
+		return nodeapi.Layer{}, err
+	}
+	return l.Inspect(ctx, dsec.LayerRef(info.Digest))
+}
+
 func (l *layers) Tag(ctx context.Context, ref, tag dsec.LayerRef) error {
 	e, err := l.store.Inspect(ctx, ref)
 	if err != nil {

@@ -57,6 +57,10 @@ def test_a_directory_becomes_a_layer_at_a_place(client: Client, server: Server, 
             assert box.exec("cat /srv/repo/src/main").text == "main\n"
             info = box.files.stat("/srv/repo/src/main")
             assert (info.uid, info.gid) == (1000, 1000)
+        with pytest.raises(NotFound):
+            client.layers.trace("py-repo:0")
+        with pytest.raises(NotFound):
+            client.layers.repack("py-repo:0", "py-repo:2")
     finally:
         client.layers.remove("py-repo:1")
 

@@ -18,7 +18,7 @@ from libdsec import _frames as frames
 from libdsec import _transport as transport
 from libdsec import _wire as w
 from libdsec import errors
-from libdsec.types import Output, Result, Spec, Usage, parse_size
+from libdsec.types import LayerTrace, Output, Result, Spec, TracedFile, Usage, parse_size
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -131,3 +131,10 @@ def test_importing_does_nothing() -> None:
 def test_a_key_is_not_shown() -> None:
     assert "secret" not in repr(endpoint.Endpoint.at("http://x", "secret"))
     assert "secret" not in repr(libdsec.Client("http://x", "secret"))
+
+
+def test_a_trace_from_the_wire() -> None:
+    t = LayerTrace.from_wire({"digest": "sha256:0", "data_size": "4096", "touched": "12", "window": 1.5, "recordings": 3,
+                                    "files": [{"path": "bin/sh", "size": "9", "touched": "8", "count": 2}, {}], "more": "7"})
+    assert (t.data_size, t.touched, t.expected, t.window, t.recordings, t.more) == (4096, 12, 0, 1.5, 3, 7)
+    assert t.files == (TracedFile("bin/sh", 9, 8, 0, 2), TracedFile("", 0, 0, 0, 0))

@@ -51,6 +51,10 @@ const (
 	LayersCreateTemplateProcedure = "/dsec.v1.Layers/CreateTemplate"
 	// LayersMergeProcedure is the fully-qualified name of the Layers's Merge RPC.
 	LayersMergeProcedure = "/dsec.v1.Layers/Merge"
+	// LayersTraceProcedure is the fully-qualified name of the Layers's Trace RPC.
+	LayersTraceProcedure = "/dsec.v1.Layers/Trace"
+	// LayersRepackProcedure is the fully-qualified name of the Layers's Repack RPC.
+	LayersRepackProcedure = "/dsec.v1.Layers/Repack"
 )
 
 // LayersClient is a client for the dsec.v1.Layers service.
@@ -73,6 +77,12 @@ type LayersClient interface {
 	CreateTemplate(context.Context, *v1.TemplateRequest) (*v1.TemplateResponse, error)
 	// Merge makes one layer of layers that many images have at their bottom.
 	Merge(context.Context, *v1.MergeRequest) (*v1.MergeResponse, error)
+	// Trace tells what of a layer is read first, over all that recorded it.
+	// NotFound if nobody has.
+	Trace(context.Context, *v1.LayerTraceRequest) (*v1.LayerTraceResponse, error)
+	// Repack makes a layer with the same tree whose data are in the order of the
+	// trace of this one. No tag but the one that is given moves.
+	Repack(context.Context, *v1.RepackRequest) (*connect.ServerStreamForClient[v1.ImportResponse], error)
 }
 
 // NewLayersClient constructs a client for the dsec.v1.Layers service. By default, it uses the
@@ -140,6 +150,18 @@ func NewLayersClient(httpClient connect.HTTPClient, baseURL string, opts ...conn
 			connect.WithSchema(layersMethods.ByName("Merge")),
 			connect.WithClientOptions(opts...),
 		),
+		trace: connect.NewClient[v1.LayerTraceRequest, v1.LayerTraceResponse](
+			httpClient,
+			baseURL+LayersTraceProcedure,
+			connect.WithSchema(layersMethods.ByName("Trace")),
+			connect.WithClientOptions(opts...),
+		),
+		repack: connect.NewClient[v1.RepackRequest, v1.ImportResponse](
+			httpClient,
+			baseURL+LayersRepackProcedure,
+			connect.WithSchema(layersMethods.ByName("Repack")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -154,6 +176,8 @@ type layersClient struct {
 	ensure         *connect.Client[v1.EnsureRequest, v1.EnsureResponse]
 	createTemplate *connect.Client[v1.TemplateRequest, v1.TemplateResponse]
 	merge          *connect.Client[v1.MergeRequest, v1.MergeResponse]
+	trace          *connect.Client[v1.LayerTraceRequest, v1.LayerTraceResponse]
+	repack         *connect.Client[v1.RepackRequest, v1.ImportResponse]
 }
 
 // Import calls dsec.v1.Layers.Import.
@@ -225,6 +249,20 @@ func (c *layersClient) Merge(ctx context.Context, req *v1.MergeRequest) (*v1.Mer
 	return nil, err
 }
 
+// Trace calls dsec.v1.Layers.Trace.
+func (c *layersClient) Trace(ctx context.Context, req *v1.LayerTraceRequest) (*v1.LayerTraceResponse, error) {
+	response, err := c.trace.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Repack calls dsec.v1.Layers.Repack.
+func (c *layersClient) Repack(ctx context.Context, req *v1.RepackRequest) (*connect.ServerStreamForClient[v1.ImportResponse], error) {
+	return c.repack.CallServerStream(ctx, connect.NewRequest(req))
+}
+
 // LayersHandler is an implementation of the dsec.v1.Layers service.
 type LayersHandler interface {
 	// Import makes a layer of an image: an OCI reference, or a path on the
@@ -245,6 +283,12 @@ type LayersHandler interface {
 	CreateTemplate(context.Context, *v1.TemplateRequest) (*v1.TemplateResponse, error)
 	// Merge makes one layer of layers that many images have at their bottom.
 	Merge(context.Context, *v1.MergeRequest) (*v1.MergeResponse, error)
+	// Trace tells what of a layer is read first, over all that recorded it.
+	// NotFound if nobody has.
+	Trace(context.Context, *v1.LayerTraceRequest) (*v1.LayerTraceResponse, error)
+	// Repack makes a layer with the same tree whose data are in the order of the
+	// trace of this one. No tag but the one that is given moves.
+	Repack(context.Context, *v1.RepackRequest, *connect.ServerStream[v1.ImportResponse]) error
 }
 
 // NewLayersHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -308,6 +352,18 @@ func NewLayersHandler(svc LayersHandler, opts ...connect.HandlerOption) (string,
 		connect.WithSchema(layersMethods.ByName("Merge")),
 		connect.WithHandlerOptions(opts...),
 	)
+	layersTraceHandler := connect.NewUnaryHandlerSimple(
+		LayersTraceProcedure,
+		svc.Trace,
+		connect.WithSchema(layersMethods.ByName("Trace")),
+		connect.WithHandlerOptions(opts...),
+	)
+	layersRepackHandler := connect.NewServerStreamHandlerSimple(
+		LayersRepackProcedure,
+		svc.Repack,
+		connect.WithSchema(layersMethods.ByName("Repack")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.Layers/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case LayersImportProcedure:
@@ -328,6 +384,10 @@ func NewLayersHandler(svc LayersHandler, opts ...connect.HandlerOption) (string,
 			layersCreateTemplateHandler.ServeHTTP(w, r)
 		case LayersMergeProcedure:
 			layersMergeHandler.ServeHTTP(w, r)
+		case LayersTraceProcedure:
+			layersTraceHandler.ServeHTTP(w, r)
+		case LayersRepackProcedure:
+			layersRepackHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -371,4 +431,12 @@ func (UnimplementedLayersHandler) CreateTemplate(context.Context, *v1.TemplateRe
 
 func (UnimplementedLayersHandler) Merge(context.Context, *v1.MergeRequest) (*v1.MergeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Merge is not implemented"))
+}
+
+func (UnimplementedLayersHandler) Trace(context.Context, *v1.LayerTraceRequest) (*v1.LayerTraceResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Trace is not implemented"))
+}
+
+func (UnimplementedLayersHandler) Repack(context.Context, *v1.RepackRequest, *connect.ServerStream[v1.ImportResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Repack is not implemented"))
 }

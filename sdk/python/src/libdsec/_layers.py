@@ -12,7 +12,7 @@ from . import _wire as w
 from ._transport import new_key
 from ._wire import Json
 from .errors import Internal
-from .types import Layer, Progress
+from .types import Layer, LayerTrace, Progress
 
 if TYPE_CHECKING:
     from ._client import AsyncClient
@@ -48,7 +48,7 @@ class AsyncLayers:
                         return Layer.from_wire(layer)
                     if progress:
                         progress(Progress(w.string(m, "phase"), w.integer(m, "done"), w.integer(m, "total")))
-            raise Internal(method, request.get("source", ""), "ended without a layer")
+            raise Internal(method, request.get("source") or request.get("ref", ""), "ended without a layer")
 
         return await self._client._retry(attempt)
 
@@ -81,6 +81,14 @@ class AsyncLayers:
         """``ref`` is a tag or a digest. NotFound if there is none."""
         answer = await self._client._call("Layers/Inspect", {"ref": ref})
         return Layer.from_wire(w.message(answer, "layer") or {})
+
+    async def trace(self, ref: str) -> LayerTrace:
+        """What is read first of a layer. NotFound if nobody recorded it."""
+        return LayerTrace.from_wire(await self._client._call("Layers/Trace", {"ref": ref}))
+
+    async def repack(self, ref: str, tag: str = "", *, progress: OnProgress | None = None) -> Layer:
+        """Makes a layer of the same files, its data in the order of the trace; ``tag`` points to it then."""
+        return await self._job("Layers/Repack", w.drop_empty({"ref": ref, "tag": tag, "call_id": new_key()}), progress)
 
     async def remove(self, ref: str) -> bool:
         """Drops a tag, or a layer that no sandbox and no tag uses. False if there was none."""

@@ -22,8 +22,8 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
-from .types import (Artifact, Change, Event, FileInfo, Info, Layer, Merged, Node, OnLimit, Result, SandboxInfo, Size,
-                    Spec, Stats)
+from .types import (Artifact, Change, Event, FileInfo, Info, Layer, LayerTrace, Merged, Node, OnLimit, Result, SandboxInfo,
+                    Size, Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -611,6 +611,14 @@ class Layers:
     def inspect(self, ref: str) -> Layer:
         """``ref`` is a tag or a digest. NotFound if there is none."""
         return self._portal.run(self._core.inspect(ref))
+
+    def trace(self, ref: str) -> LayerTrace:
+        """What is read first of a layer. NotFound if nobody recorded it."""
+        return self._portal.run(self._core.trace(ref))
+
+    def repack(self, ref: str, tag: str='', *, progress: OnProgress | None=None) -> Layer:
+        """Makes a layer of the same files, its data in the order of the trace; ``tag`` points to it then."""
+        return self._portal.run(self._core.repack(ref, tag, progress=progress))
 
     def remove(self, ref: str) -> bool:
         """Drops a tag, or a layer that no sandbox and no tag uses. False if there was none."""

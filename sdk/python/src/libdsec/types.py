@@ -16,8 +16,8 @@ from . import _wire as w
 from ._wire import Json
 
 __all__ = [
-    "Artifact", "Change", "EnsureProgress", "Event", "FileInfo", "ImageConfig", "Info", "Layer", "Merged", "Node", "Output",
-    "Progress", "Result", "SandboxInfo", "SandboxResult", "SandboxUsage", "Spec", "StackLayer", "Stats", "Step", "Usage",
+    "Artifact", "Change", "EnsureProgress", "Event", "FileInfo", "ImageConfig", "Info", "Layer", "LayerTrace", "Merged", "Node", "Output",
+    "Progress", "Result", "SandboxInfo", "SandboxResult", "SandboxUsage", "Spec", "StackLayer", "Stats", "Step", "TracedFile", "Usage",
     "parse_size",
 ]
 
@@ -487,6 +487,42 @@ class Merged:
     def from_wire(cls, m: Json) -> Merged:
         return cls(tuple(w.strings(m, "layers")), w.string(m, "layer"), tuple(w.strings(m, "images")),
                    w.integer(m, "before"), w.integer(m, "after"))
+
+
+@dataclass(frozen=True)
+class TracedFile:
+    """What the recordings of a trace touched of a file. Bytes; ``count``: recordings that touched the part that most did."""
+
+    path: str
+    size: int
+    touched: int
+    expected: int
+    count: int
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """What is read first of a layer, over ``recordings`` of at most ``window`` seconds each.
+
+    ``files`` are in the order in which they are first touched; ``more`` are not listed.
+    ``expected`` bytes of the ``touched`` are fetched before the next sandbox asks for them.
+    """
+
+    digest: str
+    data_size: int
+    touched: int
+    expected: int
+    window: float
+    recordings: int
+    files: tuple[TracedFile, ...]
+    more: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> LayerTrace:
+        files = tuple(TracedFile(w.string(f, "path"), w.integer(f, "size"), w.integer(f, "touched"),
+                                 w.integer(f, "expected"), w.integer(f, "count")) for f in w.messages(m, "files"))
+        return cls(w.string(m, "digest"), w.integer(m, "data_size"), w.integer(m, "touched"), w.integer(m, "expected"),
+                   w.number(m, "window"), w.integer(m, "recordings"), files, w.integer(m, "more"))
 
 
 @dataclass(frozen=True)
