@@ -37,6 +37,8 @@ type machine struct {
 	loader   *loader.Client
 	whole    func(layer.Digest)        // all data of a layer are here
 	failed   func(layer.Digest, error) // a read of a layer was an error
+	order    func(context.Context, layer.Digest) []layer.Range
+	read     func(context.Context, layer.Digest, []layer.Range)
 }
 
 // openHold is how long a hold may take to start.
@@ -73,7 +75,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 				}
 			}
 			m.loader, err = loader.Open(ctx, loader.Config{Socket: s.loaderSocket(), Layers: filepath.Join(s.layerDir(), "layers"), Keeper: m.hold, Log: log, Mechanism: s.Node.OnDemand,
-				Whole: m.whole, Failed: m.failed})
+				Whole: m.whole, Failed: m.failed, Order: m.order, Read: m.read})
 			return err
 		}, Undo: func(context.Context) error {
 			if m.loader == nil {

@@ -48,7 +48,8 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 		return nil, err
 	}
 	// First, because the hold must not inherit the credentials.
-	a.onDemand, a.whole, a.failed, a.opened = true, a.promote, a.noteFailure, make(chan struct{})
+	a.onDemand, a.opened = true, make(chan struct{})
+	a.whole, a.failed, a.order, a.read = a.promote, a.noteFailure, a.ahead, a.record
 	steps := append([]lifecycle.Step{a.openBlobs(s, log)}, a.steps(s, log)...)
 	steps = append(steps,
 		lifecycle.Step{Name: "layers", Do: func(context.Context) (err error) {

@@ -1,10 +1,17 @@
 package daemon
 
 import (
+	"context"
 	"log/slog"
+	"time"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/store"
 )
+
+// What the loader tells of layers comes while the agent is still opening, too:
+// it waits until there is somebody to tell.
 
 // promote makes a layer plain files whose data have all come.
 func (a *agent) promote(d layer.Digest) {
@@ -14,9 +21,33 @@ func (a *agent) promote(d layer.Digest) {
 	}
 }
 
-// noteFailure says which sandboxes a failed read may have reached.
+// noteFailure tells the sandboxes that a failed read may have reached.
 func (a *agent) noteFailure(d layer.Digest, err error) {
 	<-a.opened
 	slog.Warn("a read of a layer was an error", "layer", d, "err", err)
 	a.node.LayerFailed(d, err)
+}
+
+// ahead is what others read first of a layer.
+func (a *agent) ahead(ctx context.Context, d layer.Digest) []layer.Range {
+	<-a.opened
+	t, err := a.store.Trace(ctx, d)
+	if err != nil {
+		if dsec.ClassOf(err) != dsec.NotFound && ctx.Err() == nil {
+			slog.Warn("read trace", "layer", d, "err", err)
+		}
+		return nil
+	}
+	return t.Ahead()
+}
+
+// traceWindow is how much of the life of a layer the loader notes.
+const traceWindow = 2 * time.Minute
+
+// record adds to the trace of a layer.
+func (a *agent) record(ctx context.Context, d layer.Digest, ranges []layer.Range) {
+	<-a.opened
+	if err := a.store.RecordTrace(ctx, d, store.Recording{Window: traceWindow, Ranges: ranges, Ordered: true}); err != nil && ctx.Err() == nil {
+		slog.Warn("record trace", "layer", d, "err", err)
+	}
 }
