@@ -11,12 +11,24 @@
 // and the reading of what Open returned.
 //
 // Errors are *dsec.Error: NotFound for an unknown key, AlreadyExists for a Put
-// with IfAbsent, Invalid for a key that is none, NoSpace, PermissionDenied,
-// and Unavailable for what may work later. Objects are not verified here: who
-// knows the digest checks it.
+// with IfAbsent, Invalid for a key that is none, Conflict for one that cannot be
+// beside what is there (a file "a" and a key "a/b", on a directory), NoSpace,
+// PermissionDenied, Timeout and Canceled for a context that ended, and
+// Unavailable for what may work later: throttled, refused, broken off, and a
+// bucket that is not there, which is never taken for an unknown key. Objects are
+// not verified here: who knows the digest checks it.
 //
-// Implementations: blob/bucket. Decorators: blob/retry, blob/limit. Suite:
-// blob/blobtest.
+// Of concurrent Puts with IfAbsent at most one returns nil. If the answer of the
+// store is lost, a Put that failed may have written, whole; a second one with
+// IfAbsent then says AlreadyExists.
+//
+// A writer that is killed can leave what no key shows, such as a temporary file
+// or the parts of an upload; Sweeper removes it.
+//
+// Implementations: blob/bucket. Decorators: blob/retry, blob/limit, blob/hedge,
+// blob/stall, and blob/stack for all of them in their order. For tests:
+// blob/blobtest is the conformance suite, blob/fault breaks a store on purpose,
+// blob/s3test is a real S3 server.
 package blob
 
 import (
@@ -54,6 +66,13 @@ type Store interface {
 	Delete(ctx context.Context, key string) error
 	List(ctx context.Context, prefix string) iter.Seq2[Info, error]
 	Close() error
+}
+
+// Sweeper is the ability of a store in which killed writers leave something.
+type Sweeper interface {
+	// Sweep removes what writers began and did not touch for age, and says how
+	// much it was. Nothing that a key shows is touched.
+	Sweep(ctx context.Context, age time.Duration) (int, error)
 }
 
 var keyPattern = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$`)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian packages dsec needs to build, test and demonstrate itself.
-# Asks dpkg first, so that it costs nothing and needs no network when all is there.
+# Installs the Debian packages dsec needs to build, test and demonstrate itself, and
+# builds the S3 server of its tests. Asks dpkg first, so that it costs nothing and
+# needs no network when all is there.
 set -euo pipefail
 
 packages=(
@@ -36,3 +37,4 @@ if ! command -v go >/dev/null; then
   echo "setup: Go ${want} or newer is not on PATH; Debian 12's own is too old, see https://go.dev/dl/" >&2
   exit 1
 fi
+"$(dirname "$0")/tools.sh"

@@ -1,179 +1,182 @@
-// Package bucket is blob.Store on a directory, S3 or memory, through gocloud.dev.
+// Package bucket is blob.Store on a directory, on S3 or in memory.
 //
-//	file:///var/lib/dsec/store   a directory, which is also how NFS, CephFS, JuiceFS and 3FS are used
-//	s3://bucket?region=…         S3 and what speaks it (endpoint=, use_path_style=true)
+//	file:///srv/dsec/blobs       a directory, which is also how NFS, CephFS, JuiceFS and 3FS are used
+//	s3://bucket/prefix?region=…  S3 and what speaks it
 //	mem://                       for tests
 //
-// A prefix= in the query puts everything below it.
+// # S3
+//
+// Everything is below the prefix. The query takes
+//
+//	endpoint=http://host:port  another server than Amazon's
+//	region=eu-central-1        default: what the AWS configuration says; with an endpoint, us-east-1
+//	path_style=true            the bucket in the path and not in the host name; the default with an endpoint
+//	profile=name               of the AWS configuration
+//	credentials=/path          a file as ~/.aws/credentials
+//
+// and nothing else. Credentials come from where the AWS SDK takes them:
+// environment, files, or the machine's role; never from the URL, which is logged.
+// They need s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload
+// and ListBucketMultipartUploads. Without ListBucket S3 says "forbidden" where it
+// would say "not found".
+//
+// Reading and listing are gocloud.dev's; writing is ours, because an upload that
+// is given up must take its parts with it. Objects of more than 8 MiB
+// are written in parts. Each request is tried once (parts of an upload, four
+// times): trying again is what blob/retry is for.
+//
+// # Directory
+//
+// One file for each object. A file is written aside, synced, and then given its
+// name in one step, so that a writer that is killed changes nothing and a crash of
+// the machine leaves no half of an object. IfAbsent holds among all machines that
+// share the directory. A file system that does not answer delays nobody longer
+// than its context: the call is left behind, up to a bounded number of them.
 package bucket
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"iter"
-	"net"
 	"net/url"
-	"os"
-	"path/filepath"
+	"path"
 	"strings"
 
 	gocloud "gocloud.dev/blob"
-	"gocloud.dev/blob/fileblob"
-	"gocloud.dev/blob/memblob"
-	"gocloud.dev/blob/s3blob"
-	"gocloud.dev/gcerrors"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
-	"github.com/opendsec/dsec/internal/fault"
 )
 
-// Bucket implements blob.Store.
-type Bucket struct {
-	b   *gocloud.Bucket
-	dir string // of a file bucket: what is written there must be synced by us
-}
+const openOp = "open blob store"
 
-var _ blob.Store = (*Bucket)(nil)
-
-// Open opens the bucket a URL names. A directory is made if it is not there.
-func Open(ctx context.Context, rawURL string) (*Bucket, error) {
-	const op = "open blob store"
-	u, err := url.Parse(rawURL)
+// Open opens the store that a URL names. A directory is made if it is not
+// there; S3 is not asked anything yet, so that a server which is away now can be
+// used later.
+func Open(ctx context.Context, rawURL string) (blob.Store, error) {
+	u, err := parse(rawURL)
 	if err != nil {
-		return nil, dsec.E(dsec.Invalid, op, dsec.Quote(rawURL), err)
+		return nil, err
 	}
-	q := u.Query()
-	prefix := strings.Trim(q.Get("prefix"), "/")
-	if prefix != "" {
-		if err := blob.CheckKey(prefix); err != nil {
-			return nil, err
-		}
-	}
-	q.Del("prefix")
-	u.RawQuery = q.Encode()
-	b := &Bucket{}
 	switch u.Scheme {
 	case "file":
-		b.dir = filepath.Join(u.Path, filepath.FromSlash(prefix))
-		if !filepath.IsAbs(u.Path) || u.Host != "" || len(q) > 0 {
-			return nil, dsec.Errorf(dsec.Invalid, op, dsec.Quote(rawURL), "want file:///absolute/path")
-		}
-		b.b, err = fileblob.OpenBucket(b.dir, &fileblob.Options{CreateDir: true, NoTempDir: true, Metadata: fileblob.MetadataDontWrite, DirFileMode: 0o700})
-		prefix = ""
+		return openDir(ctx, u.Path)
 	case "s3":
-		b.b, err = (&s3blob.URLOpener{}).OpenBucketURL(ctx, u)
-	case "mem":
-		b.b = memblob.OpenBucket(nil)
-	default:
-		return nil, dsec.Errorf(dsec.Invalid, op, dsec.Quote(rawURL), "want file, s3 or mem")
+		return openS3(ctx, u)
 	}
-	if err != nil {
-		return nil, classify(op, rawURL, err)
-	}
-	if prefix != "" {
-		b.b = gocloud.PrefixedBucket(b.b, prefix+"/")
-	}
-	return b, nil
+	return &memory{objects: map[string]memObject{}}, nil
 }
 
-// Open implements blob.Store.
-func (b *Bucket) Open(ctx context.Context, key string, off, n int64) (io.ReadCloser, error) {
-	if err := blob.CheckKey(key); err != nil {
+// Check says whether a URL can name a store, without touching anything.
+func Check(rawURL string) error {
+	_, err := parse(rawURL)
+	return err
+}
+
+// Host is what a store is limited by: the server, or the directory.
+func Host(rawURL string) string {
+	u, err := parse(rawURL)
+	if err != nil {
+		return ""
+	}
+	if u.Scheme == "file" {
+		return u.Path
+	}
+	if e, err := url.Parse(u.Query().Get("endpoint")); err == nil && e.Host != "" {
+		return e.Host
+	}
+	return u.Host
+}
+
+// parse never quotes what it was given: somebody may have put a password there.
+func parse(rawURL string) (*url.URL, error) {
+	bad := func(format string, args ...any) (*url.URL, error) {
+		return nil, dsec.Errorf(dsec.Invalid, openOp, "", format, args...)
+	}
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return bad("no URL: want file:///path or s3://bucket/prefix")
+	}
+	if u.User != nil {
+		return bad("credentials do not belong into a URL: use the environment, or credentials=/path/of/a/file")
+	}
+	q, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return bad("the query after ? cannot be read")
+	}
+	switch u.Scheme {
+	case "file":
+		if !path.IsAbs(u.Path) || u.Host != "" || len(q) > 0 {
+			return bad("want file:///absolute/path")
+		}
+		u.Path = path.Clean(u.Path)
+		return u, nil
+	case "mem":
+		if u.Host != "" || u.Path != "" || len(q) > 0 {
+			return bad("want mem://")
+		}
+		return u, nil
+	case "s3":
+		return u, checkS3(u, q)
+	}
+	return bad("want file:///path or s3://bucket/prefix")
+}
+
+// bucket is the reading half of a store, through gocloud.dev.
+type bucket struct {
+	b *gocloud.Bucket
+}
+
+func (b *bucket) Open(ctx context.Context, key string, off, n int64) (io.ReadCloser, error) {
+	if err := checkRange(key, off); err != nil {
 		return nil, err
 	}
 	r, err := b.b.NewRangeReader(ctx, key, off, n, nil)
+	if beyondEnd(err) {
+		return io.NopCloser(strings.NewReader("")), nil
+	}
 	if err != nil {
-		return nil, classify("read object", key, err)
+		return nil, classify(readOp, key, err)
 	}
 	return &reader{r, key}, nil
 }
 
+func checkRange(key string, off int64) error {
+	if off < 0 {
+		return dsec.Errorf(dsec.Invalid, readOp, key, "offset %d", off)
+	}
+	return blob.CheckKey(key)
+}
+
+// reader hides that gocloud's can write itself, past the classes of errors.
 type reader struct {
-	*gocloud.Reader
+	r   *gocloud.Reader
 	key string
 }
 
+func (r *reader) Close() error { return r.r.Close() }
+
 func (r *reader) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
+	n, err := r.r.Read(p)
 	if err != nil && err != io.EOF {
-		err = classify("read object", r.key, err)
+		err = classify(readOp, r.key, err)
 	}
 	return n, err
 }
 
-// Put implements blob.Store.
-func (b *Bucket) Put(ctx context.Context, key string, r io.Reader, o blob.PutOptions) error {
-	const op = "write object"
-	if err := blob.CheckKey(key); err != nil {
-		return err
-	}
-	// Cancelling is how a write is given up: Close alone would publish it.
-	wctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	w, err := b.b.NewWriter(wctx, key, &gocloud.WriterOptions{IfNotExist: o.IfAbsent, ContentType: "application/octet-stream"})
-	if err != nil {
-		return classify(op, key, err)
-	}
-	if _, err := io.Copy(w, r); err != nil {
-		cancel()
-		_ = w.Close() // reports the cancellation
-		return classify(op, key, err)
-	}
-	if err := w.Close(); err != nil {
-		return classify(op, key, err)
-	}
-	if b.dir == "" {
-		return nil
-	}
-	if err := syncFile(b.dir, key); err != nil {
-		return classify(op, key, err)
-	}
-	return nil
-}
-
-// syncFile makes a file and the names that lead to it durable.
-func syncFile(dir, key string) error {
-	for p := filepath.Join(dir, filepath.FromSlash(key)); len(p) >= len(dir); p = filepath.Dir(p) {
-		f, err := os.Open(p)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(f.Sync(), f.Close()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Stat implements blob.Store.
-func (b *Bucket) Stat(ctx context.Context, key string) (blob.Info, error) {
+func (b *bucket) Stat(ctx context.Context, key string) (blob.Info, error) {
 	if err := blob.CheckKey(key); err != nil {
 		return blob.Info{}, err
 	}
 	a, err := b.b.Attributes(ctx, key)
 	if err != nil {
-		return blob.Info{}, classify("stat object", key, err)
+		return blob.Info{}, classify(statOp, key, err)
 	}
 	return blob.Info{Key: key, Size: a.Size, ModTime: a.ModTime}, nil
 }
 
-// Delete implements blob.Store.
-func (b *Bucket) Delete(ctx context.Context, key string) error {
-	if err := blob.CheckKey(key); err != nil {
-		return err
-	}
-	err := b.b.Delete(ctx, key)
-	if err != nil && gcerrors.Code(err) != gcerrors.NotFound {
-		return classify("delete object", key, err)
-	}
-	return nil
-}
-
-// List implements blob.Store.
-func (b *Bucket) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
+func (b *bucket) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
 	return func(yield func(blob.Info, error) bool) {
 		it := b.b.List(&gocloud.ListOptions{Prefix: prefix})
 		for {
@@ -182,7 +185,7 @@ func (b *Bucket) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, e
 				return
 			}
 			if err != nil {
-				yield(blob.Info{}, classify("list objects", prefix, err))
+				yield(blob.Info{}, classify(listOp, prefix, err))
 				return
 			}
 			if blob.CheckKey(o.Key) != nil {
@@ -195,37 +198,9 @@ func (b *Bucket) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, e
 	}
 }
 
-// Close implements blob.Store.
-func (b *Bucket) Close() error { return b.b.Close() }
-
-func classify(op, object string, err error) error {
-	if e, ok := errors.AsType[*dsec.Error](err); ok {
-		return e
+func (b *bucket) Close() error {
+	if err := b.b.Close(); err != nil {
+		return fmt.Errorf("close blob store: %w", err)
 	}
-	_, isNet := errors.AsType[*net.OpError](err)
-	class := fault.Class(err, "")
-	switch {
-	case class != "":
-	case isNet, errors.Is(err, io.ErrUnexpectedEOF):
-		class = dsec.Unavailable
-	default:
-		class = ofCode(gcerrors.Code(err), dsec.Internal)
-	}
-	return dsec.E(class, op, object, fmt.Errorf("%w", err))
-}
-
-func ofCode(c gcerrors.ErrorCode, other dsec.Class) dsec.Class {
-	switch c {
-	case gcerrors.NotFound:
-		return dsec.NotFound
-	case gcerrors.FailedPrecondition, gcerrors.AlreadyExists:
-		return dsec.AlreadyExists
-	case gcerrors.PermissionDenied:
-		return dsec.PermissionDenied
-	case gcerrors.ResourceExhausted, gcerrors.Unknown:
-		return dsec.Unavailable
-	case gcerrors.InvalidArgument:
-		return dsec.Invalid
-	}
-	return other
+	return nil
 }

@@ -27,6 +27,7 @@ type Config struct {
 	Instance string  `yaml:"instance"` // names control groups and network of this dsec; unique on the machine
 	Data     string  `yaml:"data"`     // everything that must survive a reboot
 	Run      string  `yaml:"run"`      // sockets; may be on tmpfs
+	Blobs    string  `yaml:"blobs"`    // object storage of layers, a URL; empty: a directory of data
 	Node     Node    `yaml:"node"`
 	Gateway  Gateway `yaml:"gateway"`
 }
@@ -121,6 +122,9 @@ func (c *Config) Validate() error {
 	}
 	if !validInstance.MatchString(c.Instance) {
 		return bad("instance", "%s, want %s", dsec.Quote(c.Instance), validInstance)
+	}
+	if c.Blobs != "" && !strings.HasPrefix(c.Blobs, "file://") && !strings.HasPrefix(c.Blobs, "s3://") {
+		return bad("blobs", "want file:///path or s3://bucket/prefix") // what it is may have a password in it
 	}
 	n := c.Node
 	if n.ID != "" {

@@ -47,6 +47,7 @@ func TestWrongValuesNameTheirField(t *testing.T) {
 	for field, spoil := range map[string]func(*Config){
 		"instance":          func(c *Config) { c.Instance = "a/b" },
 		"data":              func(c *Config) { c.Data = "here" },
+		"blobs":             func(c *Config) { c.Blobs = "/srv/blobs" },
 		"node.uid_base":     func(c *Config) { c.Node.UIDBase = 1000 },
 		"node.uid_ranges":   func(c *Config) { c.Node.UIDRanges = 1 },
 		"node.open_conns":   func(c *Config) { c.Node.OpenConns = 0 },

@@ -96,6 +96,7 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	slog.SetDefault(log)
+	takeCredentials() // the hold must not inherit them
 	s, remove, err := temporary("bm", f.dir)
 	if err != nil {
 		return err

@@ -30,6 +30,7 @@ const defaultFile = "/etc/dsec/dsec.yaml"
 // settings are the flags that the daemon verbs share.
 type settings struct {
 	file, data, run, instance string
+	credentials               []string // of object storage, taken from the environment for the node alone
 	config.Config
 }
 
@@ -62,7 +63,11 @@ func (s *settings) load() (err error) {
 	if s.instance != "" {
 		s.Instance = s.instance
 	}
-	return s.Validate()
+	if err := s.Validate(); err != nil {
+		return err
+	}
+	_, _, err = s.blobURL()
+	return err
 }
 
 // The places of a machine's state.
@@ -74,6 +79,7 @@ func (s *settings) gatewayDir() string { return filepath.Join(s.Data, "gateway")
 func (s *settings) nodeDir() string    { return filepath.Join(s.Data, "node") }
 func (s *settings) layerDir() string   { return filepath.Join(s.Data, "layers") }
 func (s *settings) sandboxDir() string { return filepath.Join(s.Data, "sandboxes") }
+func (s *settings) blobDir() string    { return filepath.Join(s.Data, "blobs") }
 func (s *settings) poolDir() string    { return filepath.Join(s.Data, "pool") }
 func (s *settings) holdLog() string    { return filepath.Join(s.Data, "hold.log") }
 func (s *settings) secretFile() string { return filepath.Join(s.Data, "secret") }

@@ -78,12 +78,16 @@ func probe(ctx context.Context, as *settings) (reports []runtime.Report, err err
 		return nil, err
 	}
 	defer func() { err = joinAfter(ctx, err, s, remove) }()
+	store := probeBlobs(ctx, as)
+	takeCredentials() // the hold must not inherit them
 	var m machine
 	stack, err := lifecycle.Open(ctx, "doctor", m.steps(s, slog.New(slog.DiscardHandler))...)
 	if err != nil {
 		return nil, err
 	}
-	reports = []runtime.Report{m.examine(ctx, as)}
+	r := m.examine(ctx, as)
+	r.Checks = append(r.Checks, store)
+	reports = []runtime.Report{r}
 	return reports, m.teardown(context.WithoutCancel(ctx), s, stack)
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob/stack"
 	"github.com/opendsec/dsec/cluster"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/image/worker"
@@ -35,6 +36,7 @@ type agent struct {
 	id     dsec.NodeID
 	store  *store.Store
 	layers *layers
+	blobs  *stack.Store
 	node   *node.Node
 	counts *prometheus.Registry
 }
@@ -44,7 +46,8 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 	if a.id, err = s.nodeID(); err != nil {
 		return nil, err
 	}
-	steps := a.steps(s, log)
+	// First, because the hold must not inherit the credentials.
+	steps := append([]lifecycle.Step{a.openBlobs(s, log)}, a.steps(s, log)...)
 	steps = append(steps,
 		lifecycle.Step{Name: "layers", Do: func(context.Context) (err error) {
 			w := worker.New(worker.Options{Exe: self, Cgroups: a.groups, Log: log})
@@ -84,6 +87,9 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	if err := metrics.Register(a.counts); err != nil {
 		return node.Config{}, err
 	}
+	if err := a.counts.Register(blobCounts{a.blobs}); err != nil {
+		return node.Config{}, dsec.E(dsec.Internal, "register metrics", "blobs", err)
+	}
 	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,
 		Import: a.layers.commit, MountRoots: s.Node.MountRoots,
 		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
@@ -109,6 +115,13 @@ func openNode(ctx context.Context, o orders, log *slog.Logger) (*serving, error)
 			return errors.Join(server.Close(), stack.Close(ctx))
 		},
 	}, nil
+}
+
+// examine adds the object storage, with the connections that layers use.
+func (a *agent) examine(ctx context.Context, s *settings) runtime.Report {
+	r := a.machine.examine(ctx, s)
+	r.Checks = append(r.Checks, blobCheck(ctx, s, a.blobs))
+	return r
 }
 
 // serve connects the agent to the gateway.

@@ -64,6 +64,7 @@ func up(ctx context.Context, s *settings) error {
 		return err
 	}
 	slog.SetDefault(logger(os.Stderr))
+	s.credentials = takeCredentials()
 	gid := groupID(s.Gateway.Group)
 	if err := s.foreign(); err != nil {
 		return err
@@ -172,7 +173,7 @@ func (s *settings) children(gid int) (children []supervise.Child, closeFiles fun
 	return []supervise.Child{
 		{Name: "gateway", Argv: []string{self, "gateway"}, Files: []*os.File{order, socket}, UID: s.Gateway.UID, GID: s.Gateway.UID,
 			Ready: readyWithin, Grace: gatewayEnds},
-		{Name: "node", Argv: []string{self, "node"}, Files: []*os.File{order}, Ready: readyWithin, Grace: nodeEnds},
+		{Name: "node", Argv: []string{self, "node"}, Env: s.credentials, Files: []*os.File{order}, Ready: readyWithin, Grace: nodeEnds},
 	}, closeFiles, nil
 }
 
