@@ -34,7 +34,12 @@ func (s *Store) fetchOnce(ctx context.Context, d layer.Digest) error {
 	return err
 }
 
-func (s *Store) fetch(ctx context.Context, d layer.Digest) (layer.Info, error) {
+func (s *Store) fetch(ctx context.Context, d layer.Digest) (info layer.Info, err error) {
+	p, err := s.announce(ctx, layer.ManifestKey(d))
+	if err != nil {
+		return layer.Info{}, err
+	}
+	defer func() { p.release(ctx, err == nil) }()
 	raw, err := blob.ReadAll(ctx, s.opts.Blobs, layer.ManifestKey(d), layer.MaxManifest)
 	if err != nil {
 		return layer.Info{}, err
@@ -59,6 +64,9 @@ func (s *Store) fetch(ctx context.Context, d layer.Digest) (layer.Info, error) {
 	var ix layer.Index
 	if m.Data.Size > 0 {
 		if ix, err = s.fetchData(ctx, dir, m); err != nil {
+			return layer.Info{}, err
+		}
+		if err := p.add(ctx, packKeys(ix)...); err != nil { // also if the index is replaced
 			return layer.Info{}, err
 		}
 	}

@@ -8,6 +8,8 @@
 //	tags/<tag>      a digest; in a second line the project the tag belongs to, if to any
 //	leases/<name>   the refs and digests that a lease keeps, as JSON
 //	tmp/            work in progress; emptied at Open
+//	id              names this store among those that share a blob store
+//	rooted          the key of the root that was written last, docs/formats/collect.md
 //	lock            held while the store is open
 //
 // A layer is complete when its directory is under layers: it is built in tmp,
@@ -30,6 +32,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -52,6 +55,7 @@ type Options struct {
 	Blobs   blob.Store    // nil: the layers are on this machine only; not closed by the store
 	Grace   time.Duration // how long garbage collection spares a new layer; default 1 h
 	Log     *slog.Logger
+	Name    string // of this node, for people who look at what keeps an object
 
 	// OnDemand says that somebody brings the data of layers as they are read:
 	// those of more bytes than Small (default 8 MiB) are then not waited for.
@@ -77,6 +81,11 @@ type shared struct {
 	leases map[string]lease
 	jobs   map[string]*job              // running imports by what they make
 	known  map[layer.Digest]layer.Local // layers that are here and were looked at
+	pins   map[string]bool              // keys of pins of work in progress
+
+	id       string // of this store
+	root     string // the key of what it keeps; another each time it is opened
+	renewing sync.Mutex
 }
 
 var _ layer.Store = (*Store)(nil)
@@ -117,8 +126,8 @@ func Open(dir string, opts Options) (*Store, error) {
 		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
 	}
 	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, lanes: ondemand.NewLanes(0), leases: map[string]lease{}, jobs: map[string]*job{},
-		known: map[layer.Digest]layer.Local{}}}
-	if err := errors.Join(s.sweep(), s.loadLeases()); err != nil {
+		known: map[layer.Digest]layer.Local{}, pins: map[string]bool{}}}
+	if err := errors.Join(s.sweep(), s.loadLeases(), s.identify()); err != nil {
 		lock.Close()
 		return nil, diskError(op, dir, err)
 	}
@@ -127,6 +136,20 @@ func Open(dir string, opts Options) (*Store, error) {
 
 // Close lets another program open the store. Leases stay.
 func (s *Store) Close() error { return s.lock.Close() }
+
+// identify names the store, once.
+func (s *Store) identify() error {
+	b, err := s.readOptional("id")
+	if err != nil {
+		return err
+	}
+	if s.id = strings.TrimSpace(string(b)); s.id == "" {
+		s.id = dsec.Random(20)
+		err = s.writeFile("id", []byte(s.id+"\n"), true)
+	}
+	s.root = layer.RootPrefix + s.id + "/" + dsec.Random(20)
+	return err
+}
 
 // sweep removes what a killed program left half-made.
 func (s *Store) sweep() error {
