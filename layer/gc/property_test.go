@@ -1,0 +1,197 @@
+package gc_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/gc"
+	"github.com/opendsec/dsec/layer/store"
+)
+
+// life is some nodes that make, fetch and forget layers.
+type life struct {
+	t     *testing.T
+	rng   *rand.Rand
+	blobs blob.Store
+	nodes []*store.Store
+	dirs  []string
+	made  map[layer.Digest]bool // layers that a push has put there
+	next  int
+}
+
+func newLife(t *testing.T, seed uint64, blobs blob.Store) *life {
+	l := &life{t: t, rng: rand.New(rand.NewPCG(seed, 1)), blobs: blobs, made: map[layer.Digest]bool{}}
+	for range 3 {
+		l.nodes = append(l.nodes, openNode(t, t.TempDir(), blobs))
+	}
+	for i := range 8 {
+		l.dirs = append(l.dirs, tree(t, i, l.rng.IntN(6), l.rng.IntN(6), l.rng.IntN(6)))
+	}
+	return l
+}
+
+// step does one random thing. What has to wait for a collection that is in its
+// middle fails, and nothing is claimed of it.
+func (l *life) step(within time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	s, what := l.nodes[l.rng.IntN(len(l.nodes))], l.rng.IntN(14)
+	dir, tag := l.dirs[l.rng.IntN(len(l.dirs))], fmt.Sprint("tag", l.rng.IntN(3))
+	var err error
+	switch {
+	case what < 4:
+		var d layer.Digest
+		if d, err = importTree(ctx, s, dir, tag); err == nil {
+			l.made[d] = true
+		}
+	case what < 6:
+		l.next++
+		lease := fmt.Sprint("lease", l.next%2)
+		if err = s.Release(ctx, lease); err == nil && len(l.made) > 0 {
+			_, err = s.Acquire(ctx, lease, []dsec.LayerRef{dsec.LayerRef(l.any())})
+		}
+	case what < 10:
+		if err = s.Untag(ctx, tag); err == nil || dsec.ClassOf(err) == dsec.NotFound {
+			_, err = s.Collect(ctx, false)
+		}
+	default:
+		err = s.Renew(ctx)
+	}
+	switch dsec.ClassOf(err) {
+	case "", dsec.NotFound, dsec.Timeout, dsec.Canceled: // a fetch of what is gone, or a wait
+	default:
+		l.t.Errorf("step %d: %v", what, err)
+	}
+}
+
+// any is a layer that was once there.
+func (l *life) any() layer.Digest {
+	least := layer.Digest("")
+	skip := l.rng.IntN(len(l.made))
+	for range skip + 1 {
+		next := layer.Digest("~")
+		for d := range l.made {
+			if d > least && d < next {
+				next = d
+			}
+		}
+		least = next
+	}
+	return least
+}
+
+// kept are the layers that a node has and a push has put into the store.
+func (l *life) kept() map[layer.Digest]bool {
+	kept := map[layer.Digest]bool{}
+	for _, s := range l.nodes {
+		all, err := s.List(context.Background())
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		for _, e := range all {
+			if l.made[e.Digest] {
+				kept[e.Digest] = true
+			}
+		}
+	}
+	return kept
+}
+
+// TestWhatIsKeptStays: whatever nodes do before, between and in the middle of
+// collections that spare nothing for its age, each layer that a node keeps can be
+// fetched whole; and when nobody keeps anything, nothing is left.
+func TestWhatIsKeptStays(t *testing.T) {
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {
+			t.Parallel()
+			blobs := openBucket(t, t.TempDir())
+			l := newLife(t, seed, blobs)
+			deleted := int64(0)
+			for range 16 {
+				for range 4 + l.rng.IntN(12) {
+					l.step(time.Minute)
+				}
+				deleted += l.collectInterrupted()
+				fetchable(t, blobs, l.kept())
+				if t.Failed() {
+					t.FailNow()
+				}
+			}
+			if deleted == 0 {
+				t.Error("nothing was ever deleted: the test shows nothing")
+			}
+			l.forgetAll()
+		})
+	}
+}
+
+// collectInterrupted collects while nodes do things between any two calls.
+func (l *life) collectInterrupted() (deleted int64) {
+	var mu sync.Mutex
+	busy := &hooked{l.blobs, func(string, string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if l.rng.IntN(12) == 0 {
+			l.step(150 * time.Millisecond)
+		}
+	}}
+	r, err := gc.Collect(context.Background(), busy, hasty(true))
+	if err != nil && dsec.ClassOf(err) != dsec.IllegalState { // nobody has a root yet
+		l.t.Fatal(err)
+	}
+	for _, row := range r.Rows {
+		deleted += row.Delete.Objects
+	}
+	return deleted
+}
+
+func (l *life) forgetAll() {
+	ctx := context.Background()
+	for _, s := range l.nodes {
+		tags, err := s.Tags(ctx)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		for tag := range tags {
+			err = s.Untag(ctx, tag)
+		}
+		leases, lerr := s.Leases(ctx)
+		for _, name := range leases {
+			lerr = s.Release(ctx, name)
+		}
+		if err != nil || lerr != nil {
+			l.t.Fatal(err, lerr)
+		}
+		if _, err := s.Collect(ctx, false); err != nil {
+			l.t.Fatal(err)
+		}
+		if err := s.Renew(ctx); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+	// One node keeps something, so that somebody says what he keeps.
+	last, err := importTree(ctx, l.nodes[0], l.dirs[0], "last")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for range 3 {
+		collect(l.t, l.blobs)
+	}
+	fetchable(l.t, l.blobs, map[layer.Digest]bool{last: true})
+	if left := keys(l.t, l.blobs, "manifests/"); len(left) != 1 {
+		l.t.Errorf("left: %v", left)
+	}
+	if left := keys(l.t, l.blobs, "indexes/"); len(left) != 1 {
+		l.t.Errorf("left: %v", left)
+	}
+	if r := collect(l.t, l.blobs); r.Rows[4].All != r.Rows[4].Kept || len(r.Missing) > 0 {
+		l.t.Errorf("packs %+v, missing %v", r.Rows[4], r.Missing)
+	}
+}
