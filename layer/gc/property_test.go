@@ -3,6 +3,7 @@ package gc_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -22,14 +23,17 @@ type life struct {
 	blobs blob.Store
 	nodes []*store.Store
 	dirs  []string
-	made  map[layer.Digest]bool // layers that a push has put there
-	next  int
+	made  map[layer.Digest]bool // layers that were ever there
+	// has are the layers of each node that it has put there, or fetched, since it
+	// has them. One whose push failed is only local.
+	has  []map[layer.Digest]bool
+	next int
 }
 
 func newLife(t *testing.T, seed uint64, blobs blob.Store) *life {
 	l := &life{t: t, rng: rand.New(rand.NewPCG(seed, 1)), blobs: blobs, made: map[layer.Digest]bool{}}
 	for range 3 {
-		l.nodes = append(l.nodes, openNode(t, t.TempDir(), blobs))
+		l.nodes, l.has = append(l.nodes, openNode(t, t.TempDir(), blobs)), append(l.has, map[layer.Digest]bool{})
 	}
 	for i := range 8 {
 		l.dirs = append(l.dirs, tree(t, i, l.rng.IntN(6), l.rng.IntN(6), l.rng.IntN(6)))
@@ -42,20 +46,24 @@ func newLife(t *testing.T, seed uint64, blobs blob.Store) *life {
 func (l *life) step(within time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
-	s, what := l.nodes[l.rng.IntN(len(l.nodes))], l.rng.IntN(14)
+	n, what := l.rng.IntN(len(l.nodes)), l.rng.IntN(14)
+	s, before := l.nodes[n], l.local(n)
 	dir, tag := l.dirs[l.rng.IntN(len(l.dirs))], fmt.Sprint("tag", l.rng.IntN(3))
 	var err error
 	switch {
 	case what < 4:
 		var d layer.Digest
 		if d, err = importTree(ctx, s, dir, tag); err == nil {
-			l.made[d] = true
+			l.made[d], l.has[n][d] = true, true
 		}
 	case what < 6:
 		l.next++
 		lease := fmt.Sprint("lease", l.next%2)
 		if err = s.Release(ctx, lease); err == nil && len(l.made) > 0 {
-			_, err = s.Acquire(ctx, lease, []dsec.LayerRef{dsec.LayerRef(l.any())})
+			d := l.any()
+			if _, err = s.Acquire(ctx, lease, []dsec.LayerRef{dsec.LayerRef(d)}); err == nil && !before[d] {
+				l.has[n][d] = true
+			}
 		}
 	case what < 10:
 		if err = s.Untag(ctx, tag); err == nil || dsec.ClassOf(err) == dsec.NotFound {
@@ -64,6 +72,8 @@ func (l *life) step(within time.Duration) {
 	default:
 		err = s.Renew(ctx)
 	}
+	here := l.local(n)
+	maps.DeleteFunc(l.has[n], func(d layer.Digest, _ bool) bool { return !here[d] })
 	switch dsec.ClassOf(err) {
 	case "", dsec.NotFound, dsec.Timeout, dsec.Canceled: // a fetch of what is gone, or a wait
 	default:
@@ -87,19 +97,24 @@ func (l *life) any() layer.Digest {
 	return least
 }
 
-// kept are the layers that a node has and a push has put into the store.
+// local are the layers that a node has.
+func (l *life) local(n int) map[layer.Digest]bool {
+	all, err := l.nodes[n].List(context.Background())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	here := map[layer.Digest]bool{}
+	for _, e := range all {
+		here[e.Digest] = true
+	}
+	return here
+}
+
+// kept are the layers that a node has and relies on.
 func (l *life) kept() map[layer.Digest]bool {
 	kept := map[layer.Digest]bool{}
-	for _, s := range l.nodes {
-		all, err := s.List(context.Background())
-		if err != nil {
-			l.t.Fatal(err)
-		}
-		for _, e := range all {
-			if l.made[e.Digest] {
-				kept[e.Digest] = true
-			}
-		}
+	for _, has := range l.has {
+		maps.Copy(kept, has)
 	}
 	return kept
 }
