@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -126,14 +128,20 @@ func TestWhatIsKeptStays(t *testing.T) {
 	for seed := range uint64(6) {
 		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {
 			t.Parallel()
-			blobs := openBucket(t, t.TempDir())
+			dir := t.TempDir()
+			blobs := openBucket(t, dir)
 			l := newLife(t, seed, blobs)
 			deleted := int64(0)
 			for range 16 {
 				for range 4 + l.rng.IntN(12) {
 					l.step(time.Minute)
 				}
-				deleted += l.collectInterrupted()
+				o := hasty(true)
+				if l.rng.IntN(2) == 0 {
+					o.Grace, o.Wait = time.Hour, time.Hour
+					l.age(dir)
+				}
+				deleted += l.collectInterrupted(o)
 				fetchable(t, blobs, l.kept())
 				if t.Failed() {
 					t.FailNow()
@@ -147,8 +155,23 @@ func TestWhatIsKeptStays(t *testing.T) {
 	}
 }
 
+// age makes some of all objects two hours old.
+func (l *life) age(dir string) {
+	old := time.Now().Add(-2 * time.Hour)
+	for _, prefix := range []string{"stacks/", "manifests/", "indexes/", "meta/", "packs/", "hints/", layer.CondemnedPrefix} {
+		for _, key := range keys(l.t, l.blobs, prefix) {
+			if l.rng.IntN(3) == 0 {
+				continue
+			}
+			if err := os.Chtimes(filepath.Join(dir, key), old, old); err != nil {
+				l.t.Fatal(err)
+			}
+		}
+	}
+}
+
 // collectInterrupted collects while nodes do things between any two calls.
-func (l *life) collectInterrupted() (deleted int64) {
+func (l *life) collectInterrupted(o gc.Options) (deleted int64) {
 	var mu sync.Mutex
 	busy := &hooked{l.blobs, func(string, string) {
 		mu.Lock()
@@ -157,7 +180,7 @@ func (l *life) collectInterrupted() (deleted int64) {
 			l.step(150 * time.Millisecond)
 		}
 	}}
-	r, err := gc.Collect(context.Background(), busy, hasty(true))
+	r, err := gc.Collect(context.Background(), busy, o)
 	if err != nil && dsec.ClassOf(err) != dsec.IllegalState { // nobody has a root yet
 		l.t.Fatal(err)
 	}
