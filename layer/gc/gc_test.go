@@ -14,9 +14,6 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
-	"github.com/opendsec/dsec/blob/bucket"
-	"github.com/opendsec/dsec/blob/s3test"
-	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/gc"
 )
@@ -30,7 +27,7 @@ func put(t *testing.T, blobs blob.Store, key, body string) {
 
 // TestDryRunWritesNothing: it says what --delete would do, and does not.
 func TestDryRunWritesNothing(t *testing.T) {
-	dir, blobs, _ := scene(t, true)
+	_, blobs, _ := scene(t, true)
 	before := keys(t, blobs, "")
 	still := &hooked{blobs, func(op, key string) {
 		if op == "put" || op == "delete" {
@@ -51,7 +48,6 @@ func TestDryRunWritesNothing(t *testing.T) {
 	if n := wet.Rows[1].Delete.Objects; n != 1 {
 		t.Errorf("%d manifests deleted", n)
 	}
-	_ = dir
 }
 
 // TestDeadBytesOfLivePacks: what a kept pack has for nobody is counted.
@@ -78,7 +74,6 @@ func TestDeadBytesOfLivePacks(t *testing.T) {
 	if r := collect(t, blobs); r.Dead < 200<<10 || r.Dead > 300<<10 {
 		t.Errorf("%d bytes dead, a file of 200 KiB is in nothing", r.Dead)
 	}
-	fetchable(t, blobs, map[layer.Digest]bool{})
 }
 
 // TestNothingWithoutRoots: a store in which nobody says what he keeps is left alone.
@@ -166,6 +161,10 @@ func TestLapsedRootIsRestored(t *testing.T) {
 	nodeDir := t.TempDir()
 	s := openNode(t, nodeDir, blobs)
 	d, err := importTree(ctx, s, tree(t, 1, 1, 2), "one")
+	text := []byte(`{"version":1,"layers":[{"digest":"` + string(d) + `"}]}` + "\n")
+	stack := layer.DigestOf(text)
+	err = errors.Join(err, os.MkdirAll(filepath.Join(nodeDir, "stacks", stack.Hex()), 0o700),
+		os.WriteFile(filepath.Join(nodeDir, "stacks", stack.Hex(), "stack"), text, 0o600))
 	if err == nil {
 		err = s.Renew(ctx)
 	}
@@ -188,11 +187,13 @@ func TestLapsedRootIsRestored(t *testing.T) {
 	collect(t, blobs)
 	collect(t, blobs)
 	fetchable(t, blobs, map[layer.Digest]bool{d: true})
+	if left := keys(t, blobs, "stacks/"); len(left) != 1 || left[0] != layer.KindStack.Key(stack) {
+		t.Errorf("stacks left: %v", left)
+	}
 }
 
 // TestOtherKinds: stacks keep layers; notes, traces, claims and hints do not.
 func TestOtherKinds(t *testing.T) {
-	ctx := context.Background()
 	_, blobs, kept := scene(t, false)
 	var one, two layer.Digest
 	for _, key := range keys(t, blobs, "manifests/") {
@@ -230,7 +231,6 @@ func TestOtherKinds(t *testing.T) {
 			t.Errorf("%s: there %v, want %v", key, !there, there)
 		}
 	}
-	_ = ctx
 }
 
 // TestPackGoesWhileAPushReliesOnIt: between a push's look at layers alike and
@@ -309,90 +309,5 @@ func TestPackCondemnedBeforeWhatNeedsIt(t *testing.T) {
 	}
 	if left := keys(t, blobs, "packs/"); len(left) > 0 {
 		t.Errorf("left %v", left)
-	}
-}
-
-// stores are what the concurrency test runs on.
-func stores(t *testing.T) map[string]func(t *testing.T) blob.Store {
-	return map[string]func(t *testing.T) blob.Store{
-		"files": func(t *testing.T) blob.Store { return openBucket(t, t.TempDir()) },
-		"s3": func(t *testing.T) blob.Store {
-			b, err := bucket.Open(context.Background(), s3test.Start(t).URL("gc"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { b.Close() })
-			return b
-		},
-	}
-}
-
-// TestPushesBesideCollections: machines push, fetch and forget layers that share
-// chunks while one collects without a pause.
-func TestPushesBesideCollections(t *testing.T) {
-	for name, open := range stores(t) {
-		t.Run(name, func(t *testing.T) { besides(t, open(t)) })
-	}
-}
-
-func besides(t *testing.T, blobs blob.Store) {
-	ctx, stop := context.WithCancel(context.Background())
-	var deleted int64
-	done := make(chan error, 1)
-	go func() {
-		for ctx.Err() == nil {
-			r, err := gc.Collect(context.Background(), blobs, hasty(true))
-			if err != nil && dsec.ClassOf(err) != dsec.IllegalState {
-				done <- err
-				return
-			}
-			for _, row := range r.Rows[:5] {
-				deleted += row.Delete.Objects
-			}
-		}
-		done <- nil
-	}()
-	var mu sync.Mutex
-	kept := map[layer.Digest]bool{}
-	var wg sync.WaitGroup
-	for n := range 3 {
-		s := openNode(t, t.TempDir(), blobs)
-		dirs := []string{tree(t, 10*n, 1, 2), tree(t, 10*n+1, 2, 3), tree(t, 99, 1, 3)} // the last is of all
-		wg.Go(func() {
-			for i := range 12 {
-				info, err := s.Import(context.Background(), dirs[i%3], "tag", image.Options{})
-				if err == nil {
-					err = s.Renew(context.Background())
-				}
-				if err == nil && i < 11 {
-					err = s.Remove(context.Background(), "tag")
-				}
-				if err == nil {
-					err = s.Renew(context.Background())
-				}
-				if err != nil {
-					t.Errorf("node %d: %v", n, err)
-					return
-				}
-				if i == 11 {
-					mu.Lock()
-					kept[info.Digest] = true
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	wg.Wait()
-	stop()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	if deleted == 0 {
-		t.Error("nothing was deleted: the test shows nothing")
-	}
-	fetchable(t, blobs, kept)
-	c, err := gc.Verify(context.Background(), blobs, gc.VerifyOptions{})
-	if err != nil || len(c.Damaged) > 0 {
-		t.Errorf("%v %+v", err, c.Damaged)
 	}
 }

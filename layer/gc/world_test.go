@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -164,9 +163,4 @@ func (h *hooked) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, e
 func importTree(ctx context.Context, s *store.Store, dir, tag string) (layer.Digest, error) {
 	info, err := s.Import(ctx, dir, tag, image.Options{})
 	return info.Digest, err
-}
-
-// isWaste says whether a key is of what nobody needs when nothing is kept.
-func isWaste(key string) bool {
-	return !strings.HasPrefix(key, layer.RootPrefix)
 }

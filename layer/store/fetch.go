@@ -66,9 +66,6 @@ func (s *Store) fetch(ctx context.Context, d layer.Digest) (info layer.Info, err
 		if ix, err = s.fetchData(ctx, dir, m); err != nil {
 			return layer.Info{}, err
 		}
-		if err := p.add(ctx, packKeys(ix)...); err != nil { // also if the index is replaced
-			return layer.Info{}, err
-		}
 	}
 	return s.finish(dir, m, ix, about{})
 }
