@@ -2,8 +2,12 @@ package gc_test
 
 import (
 	"context"
+	"errors"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
@@ -96,5 +100,42 @@ func besides(t *testing.T, blobs blob.Store) {
 	c, err := gc.Verify(context.Background(), blobs, gc.VerifyOptions{})
 	if err != nil || len(c.Damaged) > 0 {
 		t.Errorf("%v %+v", err, c.Damaged)
+	}
+}
+
+// TestAPushWaitsForARunThatIsAlive: while a run removes what a push needs the push
+// waits, however long; a run that is dead it ignores.
+func TestAPushWaitsForARunThatIsAlive(t *testing.T) {
+	ctx, dir := context.Background(), t.TempDir()
+	blobs := openBucket(t, dir)
+	src := tree(t, 1, 1, 2)
+	s := openNode(t, t.TempDir(), blobs)
+	d, err := importTree(ctx, s, src, "tag")
+	if err == nil {
+		err = s.Renew(ctx)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, blobs, layer.CondemnedPrefix+"c", string(layer.NewCondemned([]string{layer.ManifestKey(d)}).Encode()))
+	put(t, blobs, layer.RunPrefix+"r", string(layer.NewRun("test", []string{"c"}).Encode()))
+	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	if _, err := importTree(short, openNode(t, t.TempDir(), blobs), src, "tag"); !errors.Is(err, dsec.Timeout.Err()) {
+		t.Errorf("beside a live run: %v", err)
+	}
+	if err := blobs.Delete(ctx, layer.CondemnedPrefix+"c"); err != nil { // executed
+		t.Fatal(err)
+	}
+	if _, err := importTree(ctx, openNode(t, t.TempDir(), blobs), src, "tag"); err != nil {
+		t.Errorf("executed: %v", err)
+	}
+	put(t, blobs, layer.CondemnedPrefix+"c", string(layer.NewCondemned([]string{layer.ManifestKey(d)}).Encode()))
+	old := time.Now().Add(-layer.RunDead - time.Minute)
+	if err := os.Chtimes(filepath.Join(dir, layer.RunPrefix, "r"), old, old); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := importTree(ctx, openNode(t, t.TempDir(), blobs), src, "tag"); err != nil {
+		t.Errorf("beside a dead run: %v", err)
 	}
 }
