@@ -182,13 +182,23 @@ func (s *Store) restore(ctx context.Context) error {
 	for _, d := range stacks {
 		b, err := s.readOptional("stacks", d.Hex(), "stack")
 		if err == nil && b != nil {
-			err = s.put(ctx, layer.KindStack.Key(d), bytes.NewReader(b))
+			err = s.pushBytes(ctx, layer.KindStack.Key(d), b)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// pushBytes announces and writes a small object that this store keeps.
+func (s *Store) pushBytes(ctx context.Context, key string, b []byte) error {
+	p, err := s.announce(ctx, key)
+	if err == nil {
+		err = s.put(ctx, key, bytes.NewReader(b))
+	}
+	p.release(ctx, err == nil)
+	return err
 }
 
 // present looks whether objects are there, and says which is not.
