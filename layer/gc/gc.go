@@ -28,7 +28,7 @@ const (
 	DefaultExpiry = 30 * 24 * time.Hour
 )
 
-// Options of a collection; zero durations are the defaults.
+// Options of a collection; durations of 0 are the defaults, below 0 none.
 type Options struct {
 	Delete bool          // else nothing is written
 	Grace  time.Duration // what is younger is kept

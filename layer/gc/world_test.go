@@ -25,7 +25,7 @@ import (
 // hasty spares nothing for its age: what is safe is safe because it was
 // announced.
 func hasty(del bool) gc.Options {
-	return gc.Options{Delete: del, Grace: time.Nanosecond, Wait: time.Nanosecond, Owner: "test", Log: quiet}
+	return gc.Options{Delete: del, Grace: -1, Wait: -1, Owner: "test", Log: quiet}
 }
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
