@@ -50,3 +50,9 @@ func CheckTag(tag string) error {
 	}
 	return nil
 }
+
+// Sum is the SHA-256 that a valid digest names.
+func (d Digest) Sum() (sum [sha256.Size]byte) {
+	_, _ = hex.Decode(sum[:], []byte(d.Hex())) // of one that is not valid it is some other
+	return sum
+}

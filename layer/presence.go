@@ -188,3 +188,25 @@ func (p *Presence) Close() error {
 	}
 	return err
 }
+
+// ReadPresence reads which chunks are here without becoming the one who writes
+// the file. It is what was so at that moment.
+func ReadPresence(path string, chunks int) (has func(int) bool, err error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	size := presenceMap(chunks)
+	if len(b) != presenceHead+2*size || string(b[:8]) != presenceMagic || binary.LittleEndian.Uint64(b[8:]) != uint64(chunks) {
+		return nil, dsec.Errorf(dsec.Corrupt, "read presence", path, "not a presence file of version 1 for %d chunks", chunks)
+	}
+	m := b[presenceHead:][:size]
+	if string(b[bootOffset:][:bootSize]) != boot {
+		m = b[presenceHead+size:]
+	}
+	return func(i int) bool { return binary.LittleEndian.Uint32(m[i/32*4:])&(1<<(i%32)) != 0 }, nil
+}

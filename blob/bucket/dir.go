@@ -171,8 +171,8 @@ func (r *fileReader) Read(p []byte) (int, error) {
 		if r.left == 0 {
 			return 0, io.EOF
 		}
-		buf := make([]byte, min(r.left, readAhead))
-		n, err := await(r.ctx, r.d, func() (int, error) { return r.f.ReadAt(buf, r.off) }, ignore)
+		buf, f, off := make([]byte, min(r.left, readAhead)), r.f, r.off // nor does it look at what is ours
+		n, err := await(r.ctx, r.d, func() (int, error) { return f.ReadAt(buf, off) }, ignore)
 		if n == 0 {
 			if err == io.EOF { // it was made shorter
 				err = io.ErrUnexpectedEOF

@@ -29,7 +29,11 @@ func newRoot() *cobra.Command {
 	}
 	user.Register(root)
 	for _, v := range slices.Concat(user.Verbs, verbs) {
-		root.AddCommand(v())
+		c := v()
+		if c.Name() == "layer" { // the rest of the group asks a gateway
+			c.AddCommand(daemon.LayerGC(), daemon.LayerVerify())
+		}
+		root.AddCommand(c)
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return wrongUsage{c, err} })
 	checkArgs(root)

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 
@@ -14,42 +14,20 @@ import (
 	"github.com/opendsec/dsec/layer"
 )
 
-// How layers that have chunks in common are found among any number of them:
-// one chunk in hintOneIn, chosen by its sum, is a hint, an object that names an
-// index with that chunk. A new layer looks up its own and reads the indexes
-// that were named most.
+// Layers that have chunks in common are found by their hints, see
+// layer.Index.Hints. A new layer looks up its own and reads the indexes that
+// were named most.
 const (
-	hintOneIn = 64
-	mostHints = 256
 	mostAlike = 8
 	lookups   = 16 // at one time
 )
-
-// hints are the sums that stand for the data: the smallest is always one.
-func hints(ix layer.Index) [][sha256.Size]byte {
-	var out [][sha256.Size]byte
-	var least [sha256.Size]byte
-	for i := range ix.Chunks {
-		sum := ix.Chunks[i].Sum
-		if i == 0 || bytes.Compare(sum[:], least[:]) < 0 {
-			least = sum
-		}
-		if binary.BigEndian.Uint64(sum[:])%hintOneIn == 0 {
-			out = append(out, sum)
-		}
-	}
-	out = append(out, least)
-	slices.SortFunc(out, func(a, b [sha256.Size]byte) int { return bytes.Compare(a[:], b[:]) })
-	out = slices.Compact(out)
-	return out[:min(len(out), mostHints)]
-}
 
 // alike finds where chunks of this data already lie. What cannot be read is not
 // there: the data are stored again.
 func (s *Store) alike(ctx context.Context, ix layer.Index) (map[[sha256.Size]byte]place, error) {
 	votes := map[layer.Digest]int{}
 	var mu sync.Mutex
-	err := each(hints(ix), func(sum [sha256.Size]byte) error {
+	err := each(ix.Hints(), func(sum [sha256.Size]byte) error {
 		b, err := blob.ReadAll(ctx, s.opts.Blobs, layer.HintKey(layer.FromSum(sum[:])), 128)
 		if errors.Is(err, dsec.NotFound.Err()) || errors.Is(err, dsec.Corrupt.Err()) {
 			return nil
@@ -94,6 +72,28 @@ func (s *Store) alike(ctx context.Context, ix layer.Index) (map[[sha256.Size]byt
 	return known, nil
 }
 
+// dropGone forgets places in packs that are not there.
+func (s *Store) dropGone(ctx context.Context, known map[[sha256.Size]byte]place) error {
+	packs := map[layer.Digest]bool{}
+	for _, at := range known {
+		packs[at.pack] = true
+	}
+	var mu sync.Mutex
+	gone := map[layer.Digest]bool{}
+	err := each(slices.Collect(maps.Keys(packs)), func(d layer.Digest) error {
+		_, err := s.opts.Blobs.Stat(ctx, layer.PackKey(d))
+		if errors.Is(err, dsec.NotFound.Err()) {
+			mu.Lock()
+			gone[d] = true
+			mu.Unlock()
+			return nil
+		}
+		return err
+	})
+	maps.DeleteFunc(known, func(_ [sha256.Size]byte, at place) bool { return gone[at.pack] })
+	return err
+}
+
 // readIndex reads an index of which only the digest of its table is known.
 func (s *Store) readIndex(ctx context.Context, table layer.Digest) (layer.Index, error) {
 	raw, err := blob.ReadAll(ctx, s.opts.Blobs, layer.IndexKey(table), layer.MaxIndex)
@@ -105,7 +105,7 @@ func (s *Store) readIndex(ctx context.Context, table layer.Digest) (layer.Index,
 
 // hint says that the index has its chunks.
 func (s *Store) hint(ctx context.Context, ix layer.Index, table layer.Digest) error {
-	return each(hints(ix), func(sum [sha256.Size]byte) error {
+	return each(ix.Hints(), func(sum [sha256.Size]byte) error {
 		return s.put(ctx, layer.HintKey(layer.FromSum(sum[:])), bytes.NewReader([]byte(table)))
 	})
 }

@@ -91,7 +91,7 @@ func TestCorruptBlobsAreNeverALayer(t *testing.T) {
 	two := openStore(t, t.TempDir(), Options{Blobs: blobs})
 	tried := 0
 	err = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() || filepath.Base(filepath.Dir(p)) == "hints" { // nobody reads those to fetch
+		if err != nil || !d.Type().IsRegular() || strings.Contains(p, "/hints/") || strings.Contains(p, "/roots/") { // nobody reads those to fetch
 			return err
 		}
 		good, err := os.ReadFile(p)

@@ -33,7 +33,12 @@ func (s *Store) fetchOnce(ctx context.Context, d layer.Digest) error {
 	return err
 }
 
-func (s *Store) fetch(ctx context.Context, d layer.Digest) (layer.Info, error) {
+func (s *Store) fetch(ctx context.Context, d layer.Digest) (info layer.Info, err error) {
+	p, err := s.announce(ctx, layer.ManifestKey(d))
+	if err != nil {
+		return layer.Info{}, err
+	}
+	defer func() { p.release(ctx, err == nil) }()
 	dir, err := os.MkdirTemp(s.path("tmp"), "fetch-*")
 	if err != nil {
 		return layer.Info{}, err

@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -29,6 +30,15 @@ func (s *Store) writeFile(name string, content []byte, durable bool) error {
 		return nil
 	}
 	return syncFile(filepath.Dir(s.path(name)))
+}
+
+// readOptional reads a file of the store; nil if there is none.
+func (s *Store) readOptional(parts ...string) ([]byte, error) {
+	b, err := os.ReadFile(s.path(parts...))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
 }
 
 // syncFile makes a file, or the names in a directory, durable.

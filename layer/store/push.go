@@ -14,6 +14,10 @@ import (
 	"github.com/opendsec/dsec/layer"
 )
 
+// pushTries is how often what a push found may be collected before it has said
+// that it relies on it.
+const pushTries = 3
+
 // push puts a layer that is here into the blob store, if there is one. All
 // that it writes has its content in its name, so whoever was first is right.
 func (s *Store) push(ctx context.Context, d layer.Digest) error { return s.pushAnew(ctx, d, 0) }
@@ -24,11 +28,41 @@ func (s *Store) pushAnew(ctx context.Context, d layer.Digest, first int64) error
 	if s.opts.Blobs == nil {
 		return nil
 	}
-	if _, err := s.opts.Blobs.Stat(ctx, layer.ManifestKey(d)); err == nil || !errors.Is(err, dsec.NotFound.Err()) {
-		return err
+	for try := 1; ; try++ {
+		err := s.tryPush(ctx, d, first, try > 1)
+		if gone, ok := errors.AsType[*collectedError](err); !ok || try == pushTries {
+			if ok {
+				err = dsec.E(dsec.Unavailable, "push layer", string(d), gone)
+			}
+			return err
+		}
+		s.opts.Log.Info("what a push relied on was collected; once more", "layer", d)
 	}
+}
+
+// collectedError says that an object went away before it was announced.
+type collectedError struct{ err error }
+
+func (e *collectedError) Error() string { return "collected while it was pushed: " + e.err.Error() }
+func (e *collectedError) Unwrap() error { return e.err }
+
+// tryPush pushes; again, it looks at each pack of other layers before it relies
+// on it.
+func (s *Store) tryPush(ctx context.Context, d layer.Digest, first int64, again bool) (err error) {
 	m, err := s.manifest(d)
 	if err != nil {
+		return err
+	}
+	keys := []string{layer.ManifestKey(d), layer.MetaKey(m.Meta.Digest)}
+	if m.Data.Size > 0 {
+		keys = append(keys, layer.IndexKey(m.Data.Chunks))
+	}
+	p, err := s.announce(ctx, keys...)
+	if err != nil {
+		return err
+	}
+	defer func() { p.release(ctx, err == nil) }()
+	if _, err := s.opts.Blobs.Stat(ctx, layer.ManifestKey(d)); err == nil || !errors.Is(err, dsec.NotFound.Err()) {
 		return err
 	}
 	dir, err := os.MkdirTemp(s.path("tmp"), "push-*")
@@ -40,7 +74,7 @@ func (s *Store) pushAnew(ctx context.Context, d layer.Digest, first int64) error
 		return err
 	}
 	if m.Data.Size > 0 {
-		if err := s.pushData(ctx, dir, m, first); err != nil {
+		if err := s.pushData(ctx, p, pushing{m, dir, again, first}); err != nil {
 			return err
 		}
 	}
@@ -81,12 +115,20 @@ func (s *Store) pushMeta(ctx context.Context, dir string, d layer.Digest, m laye
 	return s.put(ctx, layer.MetaKey(m.Meta.Digest), out)
 }
 
+// pushing is a layer on its way to the blob store.
+type pushing struct {
+	m     layer.Manifest
+	dir   string // for what is packed
+	again bool   // what was found to share was gone the last time
+	first int64  // bytes of the data that are stored again, in packs of their own
+}
+
 // pushData compresses the chunks that no layer like this one has there into
 // packs named by their content, and writes where everything is. The index is of
 // the data, not of the layer: what an earlier push of the same data wrote does
 // as well.
-func (s *Store) pushData(ctx context.Context, dir string, m layer.Manifest, first int64) error {
-	d := m.Digest()
+func (s *Store) pushData(ctx context.Context, pin *pin, of pushing) error {
+	m, d := of.m, of.m.Digest()
 	if _, err := s.opts.Blobs.Stat(ctx, layer.IndexKey(m.Data.Chunks)); err == nil || !errors.Is(err, dsec.NotFound.Err()) {
 		return err
 	}
@@ -104,20 +146,33 @@ func (s *Store) pushData(ctx context.Context, dir string, m layer.Manifest, firs
 	}
 	defer data.Close()
 	known, err := s.alike(ctx, ix)
+	if err == nil && of.again {
+		err = s.dropGone(ctx, known)
+	}
 	if err != nil {
 		return err
 	}
-	p, err := newPacker(dir, known, func(name layer.Digest, pack io.Reader) error { return s.put(ctx, layer.PackKey(name), pack) })
+	p, err := newPacker(of.dir, known, func(name layer.Digest, pack io.Reader) error { return s.put(ctx, layer.PackKey(name), pack) })
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	_, p.anew = layer.Span(ix.Offsets(), 0, first)
+	_, p.anew = layer.Span(ix.Offsets(), 0, of.first)
 	if ix, err = p.pack(ix, ctxReader{ctx, data}); err != nil {
 		return err
 	}
 	b, err := ix.Encode()
 	if err != nil {
+		return err
+	}
+	// Packs of other layers, and own ones that were there, may have gone until now.
+	if err := pin.add(ctx, packKeys(ix)...); err != nil {
+		return err
+	}
+	if err := s.present(ctx, packKeys(ix)); err != nil {
+		if errors.Is(err, dsec.NotFound.Err()) {
+			err = &collectedError{err}
+		}
 		return err
 	}
 	if err := s.put(ctx, layer.IndexKey(m.Data.Chunks), bytes.NewReader(b)); err != nil {

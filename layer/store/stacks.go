@@ -1,16 +1,13 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -21,20 +18,6 @@ import (
 )
 
 func stackKey(d layer.Digest) string { return "stacks/" + d.Hex() }
-
-// identify names the store, once.
-func (s *Store) identify() error {
-	b, err := os.ReadFile(s.path("id"))
-	if err == nil && len(b) > 0 {
-		s.id = strings.TrimSpace(string(b))
-		return nil
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	s.id = rand.Text()
-	return s.writeFile("id", []byte(s.id+"\n"), true)
-}
 
 // loadStacks reads all that are here: they are few and small.
 func (s *Store) loadStacks() error {
@@ -109,7 +92,7 @@ func (s *Store) PutStack(ctx context.Context, st layer.Stack, source, tag string
 	}
 	info, err := s.keepStack(st, about{Source: source})
 	if err == nil && s.opts.Blobs != nil {
-		err = s.put(ctx, stackKey(info.Digest), bytes.NewReader(st.Encode()))
+		err = s.pushBytes(ctx, stackKey(info.Digest), st.Encode())
 	}
 	if err != nil {
 		return layer.Info{}, diskError(op, source, err)

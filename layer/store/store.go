@@ -14,6 +14,8 @@
 //	tags/<tag>      the digest of a layer or a stack; in a second line the project the tag belongs to, if to any
 //	leases/<name>   the refs and digests that a lease keeps, as JSON
 //	tmp/            work in progress; emptied at Open
+//	id              names this store among those that share a blob store
+//	rooted          the key of the root that was written last, docs/formats/collect.md
 //	lock            held while the store is open
 //
 // A layer is complete when its directory is under layers: it is built in tmp,
@@ -37,6 +39,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -59,6 +62,7 @@ type Options struct {
 	Blobs   blob.Store    // nil: the layers are on this machine only; not closed by the store
 	Grace   time.Duration // how long garbage collection spares a new layer; default 1 h
 	Log     *slog.Logger
+	Name    string // of this node, for people who look at what keeps an object
 
 	// OnDemand says that somebody brings the data of layers as they are read:
 	// those of more bytes than Small (default 8 MiB) are then not waited for.
@@ -107,7 +111,11 @@ type shared struct {
 	makings map[string]*making          // images that are being made
 	heres   map[string]*here
 	sent    map[string]bool // notes that are known to be in the blob store
-	id      string          // of this store
+	pins    map[string]bool // keys of pins of work in progress
+
+	id       string // of this store
+	root     string // the key of what it keeps; another each time it is opened
+	renewing sync.Mutex
 
 	pull *image.Puller
 	ctx  context.Context // of what is done behind
@@ -159,7 +167,7 @@ func Open(dir string, opts Options) (*Store, error) {
 		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
 	}
 	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, lanes: ondemand.NewLanes(0), leases: map[string]lease{}, jobs: map[string]*job{},
-		known: map[layer.Digest]layer.Local{}, tracing: map[layer.Digest]chan struct{}{}, stacks: map[layer.Digest]layer.Info{}, inside: map[layer.Digest][]string{},
+		known: map[layer.Digest]layer.Local{}, pins: map[string]bool{}, tracing: map[layer.Digest]chan struct{}{}, stacks: map[layer.Digest]layer.Info{}, inside: map[layer.Digest][]string{},
 		claims: map[string]bool{}, refs: map[string]reference{}, makings: map[string]*making{}, sent: map[string]bool{}, heres: map[string]*here{}, pull: image.NewPuller()}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if err := errors.Join(s.sweep(), s.loadStacks(), s.loadRefs(), s.loadLeases(), s.identify(), s.promoteAll()); err != nil {
@@ -175,6 +183,20 @@ func (s *Store) Close() error {
 	s.stop()
 	s.wg.Wait()
 	return s.lock.Close()
+}
+
+// identify names the store, once.
+func (s *Store) identify() error {
+	b, err := s.readOptional("id")
+	if err != nil {
+		return err
+	}
+	if s.id = strings.TrimSpace(string(b)); s.id == "" {
+		s.id = dsec.Random(20)
+		err = s.writeFile("id", []byte(s.id+"\n"), true)
+	}
+	s.root = layer.RootPrefix + s.id + "/" + dsec.Random(20)
+	return err
 }
 
 // sweep removes what a killed program left half-made.

@@ -54,7 +54,7 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 	steps = append(steps,
 		lifecycle.Step{Name: "layers", Do: func(context.Context) (err error) {
 			w := worker.New(worker.Options{Exe: self, Cgroups: a.groups, Log: log})
-			if a.store, err = store.Open(s.layerDir(), store.Options{Convert: w.Convert, Grace: layerGrace, Blobs: a.blobs, OnDemand: s.Node.OnDemand != "off", Log: log,
+			if a.store, err = store.Open(s.layerDir(), store.Options{Convert: w.Convert, Grace: layerGrace, Blobs: a.blobs, OnDemand: s.Node.OnDemand != "off", Log: log, Name: string(a.id),
 				References: &store.EnsureOptions{Image: imageOptions(s), MaxAge: time.Duration(s.Node.ImageAge) * time.Hour}}); err != nil {
 				return err
 			}
@@ -116,10 +116,12 @@ func openNode(ctx context.Context, o orders, log *slog.Logger) (*serving, error)
 		return nil, errors.Join(err, stack.Close(context.WithoutCancel(ctx)))
 	}
 	stop := collecting(a.store, collectEvery, log)
+	stopKeeping := keeping(a.store.Renew, store.RenewEvery, log)
 	return &serving{
 		ended: a.hold.Done(), why: dsec.Errorf(dsec.Unavailable, "serve node", string(a.id), "the hold has ended"),
 		close: func(ctx context.Context) error {
 			stop()
+			stopKeeping()
 			return errors.Join(server.Close(), stack.Close(ctx))
 		},
 	}, nil

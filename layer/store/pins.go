@@ -1,0 +1,162 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/layer"
+)
+
+const (
+	removePoll = 50 * time.Millisecond
+	longPoll   = 2 * time.Second
+)
+
+// pin says in the blob store what a piece of work relies on, see
+// docs/formats/collect.md. Without a blob store it is nothing.
+type pin struct {
+	s    *Store
+	key  string
+	keep []string
+	at   time.Time // by the store's clock, when it was written; zero: nobody asked yet
+	here time.Time // by ours, before that
+}
+
+// announce says that objects are relied on, and returns when no collection that
+// did not hear it can remove them any more. It says nothing of whether they are
+// there: look afterwards.
+func (s *Store) announce(ctx context.Context, keys ...string) (*pin, error) {
+	if s.opts.Blobs == nil {
+		return nil, nil
+	}
+	p := &pin{s: s, key: layer.RootPrefix + s.id + "/" + dsec.Random(20)}
+	s.mu.Lock()
+	s.pins[p.key] = true
+	s.mu.Unlock()
+	if err := p.add(ctx, keys...); err != nil {
+		p.release(ctx, false)
+		return nil, err
+	}
+	return p, nil
+}
+
+// add announces more.
+func (p *pin) add(ctx context.Context, keys ...string) error {
+	if p == nil {
+		return nil
+	}
+	r := layer.NewRoot(p.s.opts.Name, RenewEvery, append(p.keep, keys...))
+	p.keep = r.Keep
+	p.at, p.here = time.Time{}, time.Now()
+	if err := p.s.opts.Blobs.Put(ctx, p.key, bytes.NewReader(r.Encode()), blob.PutOptions{}); err != nil {
+		return err
+	}
+	return p.clear(ctx, keys)
+}
+
+// now is the store's time, or a little later.
+func (p *pin) now(ctx context.Context) (time.Time, error) {
+	if p.at.IsZero() {
+		info, err := p.s.opts.Blobs.Stat(ctx, p.key)
+		if err != nil {
+			return time.Time{}, err
+		}
+		p.at = info.ModTime
+	}
+	return p.at.Add(time.Since(p.here)), nil
+}
+
+// clear waits until no run that is alive removes one of the keys.
+func (p *pin) clear(ctx context.Context, keys []string) error {
+	for wait := removePoll; ; wait = min(2*wait, longPoll) {
+		removed, err := p.removing(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(keys, func(key string) bool { return removed[key] }) {
+			return nil
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return dsec.E(dsec.ClassOf(ctx.Err()), "wait for garbage collection", p.s.id, ctx.Err())
+		}
+	}
+}
+
+// removing reads what runs that are alive remove; mostly there is none.
+func (p *pin) removing(ctx context.Context) (map[string]bool, error) {
+	removed := map[string]bool{}
+	blobs := p.s.opts.Blobs
+	for info, err := range blobs.List(ctx, layer.RunPrefix) {
+		if err != nil {
+			return nil, err
+		}
+		now, err := p.now(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if now.Sub(info.ModTime) > layer.RunDead {
+			continue
+		}
+		b, err := blob.ReadAll(ctx, blobs, info.Key, layer.MaxRun)
+		if errors.Is(err, dsec.NotFound.Err()) {
+			continue // it has ended
+		}
+		if err != nil {
+			return nil, err
+		}
+		run, err := layer.DecodeRun(b, info.Key)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range run.Removes {
+			if err := p.condemned(ctx, name, removed); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return removed, nil
+}
+
+// condemned adds the keys of a condemnation that is not executed yet.
+func (p *pin) condemned(ctx context.Context, name string, to map[string]bool) error {
+	b, err := blob.ReadAll(ctx, p.s.opts.Blobs, layer.CondemnedPrefix+name, layer.MaxCondemned)
+	if errors.Is(err, dsec.NotFound.Err()) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	c, err := layer.DecodeCondemned(b, name)
+	for _, key := range c.Keys {
+		to[key] = true
+	}
+	return err
+}
+
+// release ends the work. What it made is kept: then the pin stays until a root
+// has been written that lists it. Otherwise the pin goes now; if it cannot,
+// with the next root.
+func (p *pin) release(ctx context.Context, kept bool) {
+	if p == nil {
+		return
+	}
+	if !kept {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		if err := p.s.opts.Blobs.Delete(ctx, p.key); err != nil {
+			p.s.opts.Log.Warn("announcement in the blob store stays for now", "key", p.key, "err", err)
+		}
+	}
+	p.s.mu.Lock()
+	delete(p.s.pins, p.key)
+	p.s.mu.Unlock()
+}
