@@ -46,6 +46,9 @@ type session struct {
 	busy  sync.WaitGroup
 	idle  chan int // free slots
 	fail  context.CancelCauseFunc
+
+	mu   sync.Mutex
+	left []int32 // descriptors of events that are not answered
 }
 
 // Serve answers the events of a group until ctx ends. It owns neither file, and
@@ -54,9 +57,9 @@ type session struct {
 //
 // find says what has the data of a file, by device and inode (see ID). It is
 // called once for each event, concurrently, and may wait, for example until the
-// layers are open again: of no source an event is EIO. A file needs its source
-// as long as it is mounted, also when it is whole: events may be on their way
-// when it is unmarked.
+// layers are open again, but not longer than ctx. Where there is no source a
+// read is EIO. A file needs its source as long as it is mounted, also when it is
+// whole: events may be on their way when it is unmarked.
 //
 // # What a killed process leaves
 //
@@ -87,6 +90,10 @@ func Serve(ctx context.Context, group, events *os.File, find func(dev, ino uint6
 	defer func() {
 		s.fail(nil)
 		s.busy.Wait()
+		// Only now, when no event is read any more that could get such a number.
+		for _, fd := range s.left {
+			_ = unix.Close(int(fd))
+		}
 		j.Close()
 	}()
 	used := s.resume(ctx)
@@ -180,7 +187,9 @@ func (s *session) work(ctx context.Context, i int, e event, mine bool) {
 	}
 	if response == deny && ctx.Err() != nil {
 		if mine {
-			_ = unix.Close(int(e.fd))
+			s.mu.Lock()
+			s.left = append(s.left, e.fd)
+			s.mu.Unlock()
 		}
 		return
 	}
