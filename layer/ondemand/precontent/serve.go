@@ -134,6 +134,8 @@ func (s *session) loop(ctx context.Context) error {
 		select {
 		case i = <-s.idle:
 		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		_, err := s.group.Read(s.j.Take(i)[:eventRoom])
@@ -225,10 +227,10 @@ func (s *session) send(fd int32, response uint32) {
 }
 
 // resume begins to answer what another process left, and returns the slots that
-// are in use.
+// are in use. It ends early with ctx: then no event may be read.
 func (s *session) resume(ctx context.Context) (used map[int]bool) {
 	used = map[int]bool{}
-	var blocked sync.WaitGroup
+	kept, blocked := map[int]event{}, map[int]event{}
 	for _, i := range s.j.Left() {
 		e, err := parse(s.j.Slot(i))
 		if err != nil {
@@ -238,12 +240,20 @@ func (s *session) resume(ctx context.Context) (used map[int]bool) {
 		}
 		used[i] = true
 		if s.reserve(int(e.fd)) {
-			s.busy.Go(func() { s.work(ctx, i, e, true) })
+			kept[i] = e
 		} else {
-			blocked.Go(func() { s.work(ctx, i, e, false) })
+			blocked[i] = e
 		}
 	}
-	blocked.Wait()
+	// Only now, because fetching opens files, which take numbers.
+	for i, e := range kept {
+		s.busy.Go(func() { s.work(ctx, i, e, true) })
+	}
+	var answered sync.WaitGroup
+	for i, e := range blocked {
+		answered.Go(func() { s.work(ctx, i, e, false) })
+	}
+	answered.Wait()
 	return used
 }
 
