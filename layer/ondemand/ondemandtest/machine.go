@@ -256,10 +256,14 @@ func (x *Machine) self(env string, arg any) *exec.Cmd {
 }
 
 // Kill kills the server, and returns when it is gone.
-func (x *Machine) Kill() {
+func (x *Machine) Kill() { x.end(syscall.SIGKILL) }
+
+// end ends the server: by SIGTERM it ends by itself, and leaves what waits to
+// the next one as well.
+func (x *Machine) end(by syscall.Signal) {
 	if x.server != nil {
-		_ = x.server.Process.Signal(syscall.SIGKILL)
-		_ = x.server.Wait() // killed
+		_ = x.server.Process.Signal(by)
+		_ = x.server.Wait() // it did not end well
 		x.server = nil
 		x.control.Close()
 	}

@@ -19,9 +19,12 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob/bucket"
@@ -117,10 +120,16 @@ func serve(raw []byte, mechanisms []Mechanism) error {
 	for i := range o.Files {
 		files = append(files, os.NewFile(uintptr(firstFD+i), "file"))
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
 	for _, m := range mechanisms {
-		if m.Name == o.Mechanism {
-			return m.Serve(context.Background(), files, data, l)
+		if m.Name != o.Mechanism {
+			continue
 		}
+		if err := m.Serve(ctx, files, data, l); err != nil && ctx.Err() == nil {
+			return err
+		}
+		return l.Close()
 	}
 	return fmt.Errorf("no mechanism %s", o.Mechanism)
 }

@@ -277,7 +277,8 @@ func killing(t *testing.T, m Mechanism, o *Origin) (kills, reads int) {
 			_, _ = fmt.Sscan(out.String(), &reads)
 			return kills, reads
 		case <-time.After(wait):
-			x.Kill()
+			// Every other one ends as it does when it is upgraded.
+			x.end([]syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[kills%2])
 			x.Start()
 			kills++
 		}

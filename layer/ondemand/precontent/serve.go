@@ -46,6 +46,9 @@ type session struct {
 	busy  sync.WaitGroup
 	idle  chan int // free slots
 	fail  context.CancelCauseFunc
+
+	mu   sync.Mutex
+	left []int32 // descriptors of events that are not answered
 }
 
 // Serve answers the events of a group until ctx ends. It owns neither file, and
@@ -54,9 +57,9 @@ type session struct {
 //
 // find says what has the data of a file, by device and inode (see ID). It is
 // called once for each event, concurrently, and may wait, for example until the
-// layers are open again: of no source an event is EIO. A file needs its source
-// as long as it is mounted, also when it is whole: events may be on their way
-// when it is unmarked.
+// layers are open again, but not longer than ctx. Where there is no source a
+// read is EIO. A file needs its source as long as it is mounted, also when it is
+// whole: events may be on their way when it is unmarked.
 //
 // # What a killed process leaves
 //
@@ -87,6 +90,10 @@ func Serve(ctx context.Context, group, events *os.File, find func(dev, ino uint6
 	defer func() {
 		s.fail(nil)
 		s.busy.Wait()
+		// Only now, when no event is read any more that could get such a number.
+		for _, fd := range s.left {
+			_ = unix.Close(int(fd))
+		}
 		j.Close()
 	}()
 	used := s.resume(ctx)
@@ -127,6 +134,8 @@ func (s *session) loop(ctx context.Context) error {
 		select {
 		case i = <-s.idle:
 		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		_, err := s.group.Read(s.j.Take(i)[:eventRoom])
@@ -180,7 +189,9 @@ func (s *session) work(ctx context.Context, i int, e event, mine bool) {
 	}
 	if response == deny && ctx.Err() != nil {
 		if mine {
-			_ = unix.Close(int(e.fd))
+			s.mu.Lock()
+			s.left = append(s.left, e.fd)
+			s.mu.Unlock()
 		}
 		return
 	}
@@ -216,10 +227,10 @@ func (s *session) send(fd int32, response uint32) {
 }
 
 // resume begins to answer what another process left, and returns the slots that
-// are in use.
+// are in use. It ends early with ctx: then no event may be read.
 func (s *session) resume(ctx context.Context) (used map[int]bool) {
 	used = map[int]bool{}
-	var blocked sync.WaitGroup
+	kept, blocked := map[int]event{}, map[int]event{}
 	for _, i := range s.j.Left() {
 		e, err := parse(s.j.Slot(i))
 		if err != nil {
@@ -229,12 +240,20 @@ func (s *session) resume(ctx context.Context) (used map[int]bool) {
 		}
 		used[i] = true
 		if s.reserve(int(e.fd)) {
-			s.busy.Go(func() { s.work(ctx, i, e, true) })
+			kept[i] = e
 		} else {
-			blocked.Go(func() { s.work(ctx, i, e, false) })
+			blocked[i] = e
 		}
 	}
-	blocked.Wait()
+	// Only now, because fetching opens files, which take numbers.
+	for i, e := range kept {
+		s.busy.Go(func() { s.work(ctx, i, e, true) })
+	}
+	var answered sync.WaitGroup
+	for i, e := range blocked {
+		answered.Go(func() { s.work(ctx, i, e, false) })
+	}
+	answered.Wait()
 	return used
 }
 

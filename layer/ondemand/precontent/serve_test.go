@@ -174,6 +174,38 @@ func TestReadsWaitAndAreRefused(t *testing.T) {
 	}
 }
 
+// TestSessionsThatEndLeaveWhatWaits to the next, ten times over.
+func TestSessionsThatEndLeaveWhatWaits(t *testing.T) {
+	group, events, data := marked(t)
+	var waits []<-chan error
+	for i := range 24 {
+		waits = append(waits, reader(t, data.Name(), i))
+	}
+	for range 10 {
+		src := &reluctant{filler{data: data}}
+		stop := serving(t, group, events, func(uint64, uint64) Source { return src })
+		time.Sleep(time.Millisecond)
+		stop()
+	}
+	serving(t, group, events, func(uint64, uint64) Source { return &filler{data: data} })
+	for _, w := range waits {
+		if err := <-w; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// reluctant has some blocks at once and the others never.
+type reluctant struct{ filler }
+
+func (r *reluctant) Ensure(ctx context.Context, off, n int64) error {
+	if off/block%4 == 0 {
+		return r.filler.Ensure(ctx, off, n)
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
 // TestFilesOfNobodyAreRefused: no source, no bytes.
 func TestFilesOfNobodyAreRefused(t *testing.T) {
 	group, events, data := marked(t)
