@@ -140,6 +140,17 @@ func (h *host) await(s string, n int) {
 	})
 }
 
+// worth are the lines of a log that are no everyday ones.
+func (l *lines) worth() string {
+	var out []string
+	for _, line := range strings.Split(l.String(), "\n") {
+		if !strings.Contains(line, `"level":"INFO"`) {
+			out = append(out, line)
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
 // down ends everything and wants nothing left.
 func (h *host) down() { h.over.Do(h.end) }
 

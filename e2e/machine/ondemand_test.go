@@ -108,6 +108,11 @@ func objects(t *testing.T) string {
 
 func killWhileReading(t *testing.T, how, blobs string) {
 	h, ref := onDemand(t, how, blobs, randomTree(t, 600))
+	defer func() {
+		if t.Failed() {
+			t.Logf("what dsec up had to say:\n%s", h.log.worth())
+		}
+	}()
 	length := 15 * time.Second
 	if long {
 		length = 10 * time.Minute
@@ -174,6 +179,9 @@ func killWhileReading(t *testing.T, how, blobs string) {
 		sb, err := h.Create(ctx, dsec.Spec{Tier: dsec.TierContainer, Image: "box", Layers: []dsec.LayerRef{ref},
 			Limits: dsec.Limits{CPU: 1, Memory: 128 << 20, Pids: 64, Disk: 64 << 20}})
 		id = sb.ID
+		if err != nil {
+			t.Logf("after the hold was killed: %v", err)
+		}
 		return err == nil
 	})
 	out, err := h.follow(ctx, id, reading)

@@ -104,9 +104,9 @@ func (c *conn) send(f frame) error {
 	}
 	var oob []byte
 	if len(f.files) > 0 {
-		fds := make([]int, len(f.files))
-		for i, x := range f.files {
-			fds[i] = int(x.Fd())
+		fds, err := numbers(f.files)
+		if err != nil {
+			return err
 		}
 		oob = unix.UnixRights(fds...)
 	}
@@ -114,6 +114,21 @@ func (c *conn) send(f frame) error {
 	defer c.mu.Unlock()
 	_, _, err = c.c.WriteMsgUnix(b, oob, nil)
 	return err
+}
+
+// numbers of descriptors, whose files must live on. Not by Fd, which has all who
+// share them wait in their reads.
+func numbers(files []*os.File) (fds []int, err error) {
+	for _, x := range files {
+		raw, err := x.SyscallConn()
+		if err != nil {
+			return nil, err
+		}
+		if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
+			return nil, err
+		}
+	}
+	return fds, nil
 }
 
 // recv receives frames; one caller at a time, with a buffer of its own.
