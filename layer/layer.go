@@ -8,6 +8,7 @@ package layer
 
 import (
 	"context"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
@@ -26,6 +27,8 @@ type Info struct {
 	Source   string        `json:"source"`          // where it came from, for people
 	Image    bool          `json:"image,omitempty"` // made of a whole root file system: a base; not part of the digest
 	Config   *image.Config `json:"config,omitempty"`
+	// Lineage is there if it was packed from a sandbox's disk; not part of the digest.
+	Lineage *dsec.Lineage `json:"lineage,omitempty"`
 }
 
 // Local is a layer that is whole on this machine. The files do not change and
@@ -49,7 +52,8 @@ type Set struct {
 // admins. There is one namespace: a name that is taken is taken for all.
 type Tag struct {
 	Name    string
-	Project string // "": nobody's
+	Project string    // "": nobody's
+	Expires time.Time // zero: never; then the tag goes, and the layer if nothing else keeps it
 }
 
 // Store is what a node needs of the layer store.
@@ -65,4 +69,8 @@ type Store interface {
 	Release(ctx context.Context, lease string) error
 	// Leases lists the names held, so that a restarted node can drop strays.
 	Leases(ctx context.Context) ([]string, error)
+	// Stack is what a ref stands for as a base: a packed layer for the layers it
+	// was packed on and itself, bottom first, any other for itself. What is not
+	// known here stands for itself.
+	Stack(ctx context.Context, ref dsec.LayerRef) ([]dsec.LayerRef, error)
 }

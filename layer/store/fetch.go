@@ -60,7 +60,11 @@ func (s *Store) fetch(ctx context.Context, d layer.Digest) (layer.Info, error) {
 			return layer.Info{}, err
 		}
 	}
-	return s.finish(dir, m, sums, about{})
+	lineage, err := s.fetchLineage(ctx, d)
+	if err != nil {
+		return layer.Info{}, err
+	}
+	return s.finish(dir, m, sums, about{Lineage: lineage})
 }
 
 func (s *Store) fetchMeta(ctx context.Context, m layer.Manifest, to io.Writer) error {

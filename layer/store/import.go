@@ -201,7 +201,7 @@ func (s *Store) finish(dir string, m layer.Manifest, sums []byte, from about) (l
 		return layer.Info{}, err
 	}
 	info := layer.Info{Digest: m.Digest(), MetaSize: m.Meta.Size, DataSize: m.Data.Size, Entries: m.Entries,
-		Source: from.Source, Image: from.image(m.Config), Config: m.Config}
+		Source: from.Source, Image: from.image(m.Config), Config: m.Config, Lineage: from.Lineage}
 	about, err := json.Marshal(from)
 	if err != nil {
 		return layer.Info{}, err
@@ -218,6 +218,8 @@ func (s *Store) finish(dir string, m layer.Manifest, sums []byte, from about) (l
 type about struct {
 	Source string `json:"source"`
 	Image  *bool  `json:"image,omitempty"` // imported as a whole root file system; nil: nobody said
+	// Lineage of a packed layer.
+	Lineage *dsec.Lineage `json:"lineage,omitempty"`
 }
 
 // image tells whether a layer is a base. Of one that was fetched nobody said,
@@ -244,7 +246,7 @@ func (s *Store) publish(dir string, info layer.Info) error {
 	defer s.mu.Unlock()
 	err := os.Rename(dir, s.path("layers", info.Digest.Hex()))
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) {
-		return errors.Join(s.touch(info.Digest), s.noteImageLocked(info)) // the same bytes: new again
+		return errors.Join(s.touch(info.Digest), s.noteAgainLocked(info)) // the same bytes: new again
 	}
 	if err != nil {
 		return err
@@ -252,14 +254,22 @@ func (s *Store) publish(dir string, info layer.Info) error {
 	return syncFile(s.path("layers"))
 }
 
-// noteImageLocked notes that bytes which were there as a layer have been imported as
-// an image. An image stays one.
-func (s *Store) noteImageLocked(info layer.Info) error {
+// noteAgainLocked notes what was learnt of bytes that were there already: that
+// they have been imported as an image, which they stay, and where they were packed
+// last.
+func (s *Store) noteAgainLocked(info layer.Info) error {
 	there, err := s.localLocked(info.Digest)
-	if err != nil || there.Image || !info.Image {
+	if err != nil || (there.Image || !info.Image) && info.Lineage == nil {
 		return err
 	}
-	b, err := json.Marshal(about{Source: info.Source, Image: &info.Image})
+	a := about{Source: there.Source, Image: &there.Image, Lineage: info.Lineage}
+	if info.Image && !there.Image {
+		a.Source, a.Image = info.Source, &info.Image
+	}
+	if a.Lineage == nil {
+		a.Lineage = there.Lineage
+	}
+	b, err := json.Marshal(a)
 	if err != nil {
 		return err
 	}

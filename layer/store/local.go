@@ -52,7 +52,7 @@ func (s *Store) localLocked(d layer.Digest) (layer.Local, error) {
 	if m.Data.Size > 0 {
 		l.Data = s.path("layers", d.Hex(), "data")
 	}
-	l.Source, l.Image = a.Source, a.image(m.Config)
+	l.Source, l.Image, l.Lineage = a.Source, a.image(m.Config), a.Lineage
 	s.known[d] = l
 	return l, nil
 }
@@ -62,6 +62,7 @@ type Entry struct {
 	layer.Info
 	Tags    []string  `json:"tags,omitempty"`
 	Leases  []string  `json:"leases,omitempty"`
+	Above   string    `json:"above,omitempty"` // a packed layer that is kept and stands on it
 	LastUse time.Time `json:"last_use"`
 }
 
@@ -86,9 +87,13 @@ func (s *Store) listLocked() ([]Entry, error) {
 	if err != nil {
 		return nil, err
 	}
+	below, err := s.parentsLocked(tags)
+	if err != nil {
+		return nil, err
+	}
 	out := make([]Entry, 0, len(dirs))
 	for _, dir := range dirs {
-		e, err := s.entryLocked(layer.Digest("sha256:"+dir.Name()), tags)
+		e, err := s.entryLocked(layer.Digest("sha256:"+dir.Name()), tags, below)
 		if err != nil {
 			return nil, err
 		}
@@ -97,7 +102,7 @@ func (s *Store) listLocked() ([]Entry, error) {
 	return out, nil
 }
 
-func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged) (Entry, error) {
+func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged, below map[layer.Digest]layer.Digest) (Entry, error) {
 	l, err := s.localLocked(d)
 	if err != nil {
 		return Entry{}, err
@@ -106,7 +111,7 @@ func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged) (Entry, erro
 	if err != nil {
 		return Entry{}, diskError("read layer", string(d), err)
 	}
-	e := Entry{Info: l.Info, LastUse: st.ModTime()}
+	e := Entry{Info: l.Info, LastUse: st.ModTime(), Above: string(below[d])}
 	for tag, t := range tags {
 		if t.digest == d && s.sees(t.project) {
 			e.Tags = append(e.Tags, tag)
@@ -134,7 +139,11 @@ func (s *Store) Inspect(_ context.Context, ref dsec.LayerRef) (Entry, error) {
 	if err != nil {
 		return Entry{}, err
 	}
-	return s.entryLocked(d, tags)
+	below, err := s.parentsLocked(tags)
+	if err != nil {
+		return Entry{}, err
+	}
+	return s.entryLocked(d, tags, below)
 }
 
 // Verify reads a layer that is here and compares every byte with its digest.
@@ -190,6 +199,9 @@ func (e Entry) keepers() string {
 	}
 	if len(e.Tags) > 0 {
 		why = append(why, "tagged "+strings.Join(e.Tags, ", "))
+	}
+	if e.Above != "" {
+		why = append(why, "below "+e.Above)
 	}
 	return strings.Join(why, "; ")
 }

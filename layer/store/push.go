@@ -49,6 +49,9 @@ func (s *Store) push(ctx context.Context, d layer.Digest) error {
 			return err
 		}
 	}
+	if err := s.pushLineage(ctx, d); err != nil {
+		return err
+	}
 	return s.put(ctx, manifestKey(d), bytes.NewReader(m.Encode()))
 }
 

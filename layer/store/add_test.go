@@ -1,0 +1,162 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob/bucket"
+	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/image/erofs"
+	"github.com/opendsec/dsec/layer"
+)
+
+// oneFile writes a layer of one small file.
+func oneFile(name string, l dsec.Lineage) func(image.Files) (dsec.Lineage, error) {
+	return func(f image.Files) (dsec.Lineage, error) {
+		data := erofs.NewData(f.Data)
+		runs, err := data.Append(strings.NewReader(name), int64(len(name)))
+		if err != nil {
+			return l, err
+		}
+		root := erofs.NewDir(0o755)
+		err = root.Link(name, &erofs.Inode{Mode: erofs.TypeRegular | 0o644, Size: int64(len(name)), Runs: runs})
+		if err == nil {
+			_, err = erofs.Write(f.Meta, root, data.Blocks())
+		}
+		return l, err
+	}
+}
+
+func TestAPackedLayerKeepsItsLineageAndItsParents(t *testing.T) {
+	s, ctx := openStore(t, t.TempDir(), Options{Grace: time.Nanosecond}), t.Context()
+	base, err := s.Import(ctx, tree(t, map[string]string{"a": "base"}), "", image.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := dsec.NewSandboxID("n")
+	l := dsec.Lineage{Parents: []string{string(base.Digest)}, Sandbox: id, Time: time.Now().UTC(), Scrub: "sha256:x"}
+	made, err := s.Add(ctx, New{Source: "packed", Config: &image.Config{User: "u"}, Tag: layer.Tag{Name: "mine:1", Project: "p"}}, oneFile("f", l))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.View("p").Inspect(ctx, "mine:1")
+	if err != nil || got.Digest != made.Digest || got.Lineage == nil || got.Lineage.Sandbox != id || got.Lineage.Scrub != "sha256:x" || got.Image {
+		t.Fatalf("%+v %v", got, err)
+	}
+	if _, err := s.View("q").Inspect(ctx, "mine:1"); dsec.ClassOf(err) != dsec.NotFound {
+		t.Errorf("another project: %v", err)
+	}
+	stack, err := s.View("p").Stack(ctx, "mine:1")
+	if err != nil || !slices.Equal(stack, []dsec.LayerRef{dsec.LayerRef(base.Digest), "mine:1"}) {
+		t.Errorf("stack %v %v", stack, err)
+	}
+	if stack, err := s.Stack(ctx, dsec.LayerRef(base.Digest)); err != nil || len(stack) != 1 {
+		t.Errorf("stack of an image %v %v", stack, err)
+	}
+	if stack, err := s.Stack(ctx, "unknown:1"); err != nil || !slices.Equal(stack, []dsec.LayerRef{"unknown:1"}) {
+		t.Errorf("stack of what is not there %v %v", stack, err)
+	}
+	// What a kept layer stands on is kept.
+	if gone, err := s.Collect(ctx, false); err != nil || len(gone) != 0 {
+		t.Errorf("collected %v %v", gone, err)
+	}
+	if err := s.Remove(ctx, dsec.LayerRef(base.Digest)); dsec.ClassOf(err) != dsec.IllegalState || !strings.Contains(err.Error(), string(made.Digest)) {
+		t.Errorf("remove a parent: %v", err)
+	}
+	if err := s.Untag(ctx, "mine:1"); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := s.Collect(ctx, false); err != nil || len(gone) != 2 {
+		t.Errorf("collected %v %v", gone, err)
+	}
+}
+
+func TestATagGoesWhenItsTimeIsOver(t *testing.T) {
+	s, ctx := openStore(t, t.TempDir(), Options{Grace: time.Nanosecond}), t.Context()
+	for name, until := range map[string]time.Time{"over:1": time.Now().Add(-time.Minute), "later:1": time.Now().Add(time.Hour), "never:1": {}} {
+		if _, err := s.Add(ctx, New{Tag: layer.Tag{Name: name, Project: "p", Expires: until}}, oneFile(name, dsec.Lineage{})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if gone, err := s.Collect(ctx, true); err != nil || len(gone) != 0 {
+		t.Errorf("a dry run would remove %v %v", gone, err)
+	}
+	if _, err := s.Collect(ctx, false); err != nil {
+		t.Fatal(err)
+	}
+	tags, err := s.Tags(ctx)
+	if err != nil || len(tags) != 2 || tags["later:1"] == "" || tags["never:1"] == "" {
+		t.Errorf("left %v %v", tags, err)
+	}
+	// Another that opens the store reads the same.
+	dir := s.dir
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again := openStore(t, dir, Options{})
+	again.mu.Lock()
+	defer again.mu.Unlock()
+	if l, err := again.readTagLocked("later:1"); err != nil || l.project != "p" || time.Until(l.expires) < 50*time.Minute {
+		t.Errorf("%+v %v", l, err)
+	}
+}
+
+func TestAnAddThatFailsLeavesNothing(t *testing.T) {
+	s, ctx := openStore(t, t.TempDir(), Options{}), t.Context()
+	cause := dsec.E(dsec.NoSpace, "pack", "", errors.New("full"))
+	_, err := s.Add(ctx, New{}, func(image.Files) (dsec.Lineage, error) { return dsec.Lineage{}, cause })
+	if dsec.ClassOf(err) != dsec.NoSpace {
+		t.Error(err)
+	}
+	_, err = s.Add(ctx, New{}, func(f image.Files) (dsec.Lineage, error) {
+		_, err := f.Meta.WriteString("not a layer")
+		return dsec.Lineage{}, err
+	})
+	if dsec.ClassOf(err) != dsec.Corrupt {
+		t.Error(err)
+	}
+	cctx, cancel := context.WithCancel(ctx)
+	_, err = s.Add(cctx, New{}, func(f image.Files) (dsec.Lineage, error) {
+		cancel()
+		return oneFile("f", dsec.Lineage{})(f)
+	})
+	if dsec.ClassOf(err) != dsec.Canceled {
+		t.Error(err)
+	}
+	for _, d := range []string{"tmp", "layers"} {
+		if left, err := os.ReadDir(s.path(d)); err != nil || len(left) > 0 {
+			t.Errorf("%s holds %v %v", d, left, err)
+		}
+	}
+}
+
+func TestLineageTravelsWithTheLayer(t *testing.T) {
+	b, err := bucket.Open(t.Context(), "file://"+t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	here := openStore(t, t.TempDir(), Options{Blobs: b})
+	base, err := here.Import(t.Context(), tree(t, map[string]string{"a": "base"}), "", image.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := here.Add(t.Context(), New{}, oneFile("f", dsec.Lineage{Parents: []string{string(base.Digest)}, Sandbox: "sb"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := openStore(t, t.TempDir(), Options{Blobs: b})
+	stack, err := there.Stack(t.Context(), dsec.LayerRef(info.Digest))
+	if err != nil || len(stack) != 2 || stack[0] != dsec.LayerRef(base.Digest) {
+		t.Fatal(stack, err)
+	}
+	if _, err := there.Acquire(t.Context(), "l", stack); err != nil {
+		t.Fatal(err)
+	}
+}
