@@ -90,6 +90,19 @@ func (b *Below) Find(name string) (*erofs.Node, error) {
 	}
 }
 
+// dirAt is a directory of the stack; nil if there is none.
+func (b *Below) dirAt(name string) (*belowDir, error) {
+	d := b.root
+	for part := range strings.SplitSeq(name, "/") {
+		next, err := d.dir(part)
+		if err != nil || next == nil {
+			return nil, err
+		}
+		d = next
+	}
+	return d, nil
+}
+
 // look finds a name, and if it is a directory also the parts it is made of.
 func (d *belowDir) look(name string) (top *erofs.Node, parts []*part, err error) {
 	for _, p := range d.parts {

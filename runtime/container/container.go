@@ -73,13 +73,13 @@ type Runtime struct {
 var errClosed = errors.New("the runtime is closed")
 
 var (
-	_ runtime.Runtime     = (*Runtime)(nil)
-	_ runtime.Execer      = (*Runtime)(nil)
-	_ runtime.Filer       = (*Runtime)(nil)
-	_ runtime.Pauser      = (*Runtime)(nil)
-	_ runtime.Resumer     = (*Runtime)(nil)
-	_ runtime.Dialer      = (*Runtime)(nil)
-	_ runtime.Snapshotter = (*Runtime)(nil)
+	_ runtime.Runtime = (*Runtime)(nil)
+	_ runtime.Execer  = (*Runtime)(nil)
+	_ runtime.Filer   = (*Runtime)(nil)
+	_ runtime.Pauser  = (*Runtime)(nil)
+	_ runtime.Resumer = (*Runtime)(nil)
+	_ runtime.Dialer  = (*Runtime)(nil)
+	_ runtime.Packer  = (*Runtime)(nil)
 )
 
 // Open finds the sandboxes of an earlier process, undoes what that had not

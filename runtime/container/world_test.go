@@ -283,12 +283,29 @@ func buildLayer(tmp string, fill func(dir string) error) (layer.Local, error) {
 	if err := fill(tree); err != nil {
 		return layer.Local{}, err
 	}
-	out, err := exec.Command("mkfs.erofs", "-d0", "--quiet", "--chunksize=4096", "--blobdev="+data, meta, tree).CombinedOutput()
-	if err != nil {
-		return layer.Local{}, fmt.Errorf("mkfs.erofs: %w: %s", err, out)
+	if err := convert(tree, meta, data); err != nil {
+		return layer.Local{}, err
 	}
 	sum := sha256.Sum256([]byte(tmp))
 	return layer.Local{Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sum))}, Meta: meta, Data: data}, os.RemoveAll(tree)
+}
+
+// convert makes the two files of a layer of a tree.
+func convert(tree, meta, data string) (err error) {
+	var f image.Files
+	if f.Meta, err = os.Create(meta); err != nil {
+		return err
+	}
+	defer f.Meta.Close()
+	if f.Data, err = os.Create(data); err != nil {
+		return err
+	}
+	defer f.Data.Close()
+	loc, err := image.Locate("dir:" + tree)
+	if err == nil {
+		_, err = image.Convert(context.Background(), loc, f, image.Options{})
+	}
+	return err
 }
 
 func newLayer(t testing.TB, fill func(dir string) error) layer.Local {

@@ -1,0 +1,226 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/diskpool"
+	"github.com/opendsec/dsec/internal/failpoint"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/internal/linux"
+	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/snapshot"
+)
+
+// packSuffix makes the name of the copy of a disk that is packed, and of who
+// uses its layers meanwhile.
+const packSuffix = ".pack"
+
+// freezeWithin is how long the processes of a sandbox may take to stand still. One
+// that the kernel does not let go of for so long is not waited for.
+const freezeWithin = 10 * time.Second
+
+// ours are the files that setup writes: they describe the sandbox, not its content.
+var ours = []string{"etc/hosts", "etc/hostname", "etc/resolv.conf"}
+
+// Pack makes a layer of what a sandbox changed.
+func (r *Runtime) Pack(ctx context.Context, id dsec.SandboxID, into image.Files, scrub dsec.Scrub) (dsec.Packed, error) {
+	const op = "pack disk of sandbox"
+	var packed dsec.Packed
+	pause, err := r.atOneMoment(ctx, op, id, func(src snapshot.Source) error {
+		if err := failpoint.Hit(ctx, "container.pack.disk"); err != nil {
+			return err
+		}
+		res, err := snapshot.Pack(ctx, src, into, snapshot.Options{Scrub: scrub})
+		packed = dsec.Packed{Entries: res.Entries, MetaSize: res.MetaSize, DataSize: res.DataSize, Report: res.Report}
+		return err
+	})
+	packed.Pause = pause
+	return packed, r.wrap(op, id, err)
+}
+
+// Changes lists what a sandbox changed.
+func (r *Runtime) Changes(ctx context.Context, id dsec.SandboxID, most int) (changes dsec.Changes, err error) {
+	const op = "compare disk of sandbox"
+	_, err = r.atOneMoment(ctx, op, id, func(src snapshot.Source) (err error) {
+		changes, err = snapshot.Changes(ctx, src, most)
+		return err
+	})
+	return changes, r.wrap(op, id, err)
+}
+
+// atOneMoment shows fn the disk of a sandbox as it is at one moment, and says
+// for how long the sandbox stood still for that. Where the pool can copy a disk
+// in a moment, fn sees the copy and the sandbox goes on meanwhile; elsewhere it
+// stands still until fn is done.
+func (r *Runtime) atOneMoment(ctx context.Context, op string, id dsec.SandboxID, fn func(snapshot.Source) error) (pause time.Duration, err error) {
+	sb, err := r.acquire(ctx, op, id)
+	if err != nil {
+		return 0, err
+	}
+	unlock := sync.OnceFunc(sb.unlock)
+	defer unlock()
+	if err := r.quiet(ctx, op, sb); err != nil {
+		return 0, err
+	}
+	user := string(id) + packSuffix
+	rec := sb.record()
+	if err := r.mounts.Use(ctx, user, rec.Request.Layers.Layers); err != nil {
+		return 0, err
+	}
+	defer r.mounts.Unuse(user)
+	pool, ok := r.disks.(diskpool.Snapshotter)
+	if !ok {
+		return r.still(ctx, sb, func() error {
+			dir, err := r.disks.Open(ctx, string(id))
+			if err != nil {
+				return err
+			}
+			return r.show(rec, dir, fn)
+		})
+	}
+	dir, pause, err := r.copyDisk(ctx, sb, pool)
+	if err != nil {
+		return pause, err
+	}
+	unlock()
+	err = r.show(rec, dir, fn)
+	return pause, errors.Join(err, r.disks.Remove(context.WithoutCancel(ctx), user))
+}
+
+// quiet sees to it that of a sandbox without processes nothing else has the
+// disk. The turn is held.
+func (r *Runtime) quiet(ctx context.Context, op string, sb *sandbox) error {
+	switch sb.getPhase() {
+	case running:
+		return nil
+	case ended:
+		if err := r.hold.KillSandbox(ctx, string(sb.id)); err != nil {
+			return err
+		}
+		sb.closeRoot()
+		return r.closeDiskShell(ctx, sb)
+	case stopped:
+		return r.closeDiskShell(ctx, sb)
+	case removing, absent:
+		return dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+	}
+	return dsec.Errorf(dsec.IllegalState, op, string(sb.id), "the sandbox is being made")
+}
+
+// copyDisk copies the disk. What is written and not yet on the disk has to get
+// there first, and takes its time by how much that is: a copy that nobody needs
+// makes most of it happen while the sandbox still runs.
+func (r *Runtime) copyDisk(ctx context.Context, sb *sandbox, pool diskpool.Snapshotter) (dir *os.File, pause time.Duration, err error) {
+	id, name := string(sb.id), string(sb.id)+packSuffix
+	// Of a pack that could not remove it.
+	if err := r.disks.Remove(ctx, name); err != nil {
+		return nil, 0, err
+	}
+	if sb.getPhase() == running && !sb.isPaused() {
+		before, err := pool.Snapshot(ctx, id, name)
+		if err != nil {
+			return nil, 0, err
+		}
+		before.Close()
+		if err := r.disks.Remove(ctx, name); err != nil {
+			return nil, 0, err
+		}
+	}
+	pause, err = r.still(ctx, sb, func() (err error) {
+		dir, err = pool.Snapshot(ctx, id, name)
+		return err
+	})
+	if err != nil && dir != nil { // copied, but not thawed
+		dir.Close()
+		err = errors.Join(err, r.disks.Remove(context.WithoutCancel(ctx), name))
+	}
+	return dir, pause, err
+}
+
+// still runs fn while no process of a sandbox runs.
+func (r *Runtime) still(ctx context.Context, sb *sandbox, fn func() error) (pause time.Duration, err error) {
+	if sb.getPhase() != running || sb.isPaused() {
+		return 0, fn()
+	}
+	sb.mu.Lock()
+	g := sb.group
+	sb.mu.Unlock()
+	begun := time.Now()
+	defer func() {
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
+		defer cancel()
+		err = errors.Join(err, r.goOn(uctx, sb, g))
+	}()
+	if err := r.setStill(sb, true); err != nil {
+		return 0, err
+	}
+	// The clock first, as for a pause.
+	if err := r.hold.HoldClock(ctx, string(sb.id), true); err != nil {
+		return 0, err
+	}
+	fctx, cancel := context.WithTimeout(ctx, freezeWithin)
+	defer cancel()
+	begun = time.Now()
+	if err := g.Freeze(fctx); err != nil {
+		if ctx.Err() == nil && dsec.ClassOf(err) == dsec.Timeout {
+			err = dsec.Errorf(dsec.Unavailable, "freeze sandbox", string(sb.id), "not all of its processes stand still within %v: %w", freezeWithin, err)
+		}
+		return time.Since(begun), err
+	}
+	if err := failpoint.Hit(ctx, "container.pack.frozen"); err != nil {
+		return time.Since(begun), err
+	}
+	if err := fn(); err != nil {
+		return time.Since(begun), err
+	}
+	err = g.Thaw(context.WithoutCancel(ctx))
+	return time.Since(begun), err
+}
+
+// goOn undoes what still did before it ran.
+func (r *Runtime) goOn(ctx context.Context, sb *sandbox, g *cgroup.Group) error {
+	return errors.Join(g.Thaw(ctx), r.hold.HoldClock(ctx, string(sb.id), false), r.setStill(sb, false))
+}
+
+func (r *Runtime) setStill(sb *sandbox, on bool) error {
+	rec := *sb.record()
+	if rec.Still == on {
+		return nil
+	}
+	rec.Still = on
+	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
+		return diskError("write state of sandbox", string(sb.id), err)
+	}
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	sb.rec = &rec
+	return nil
+}
+
+// show describes a disk to fn and closes it.
+func (r *Runtime) show(rec *record, dir *os.File, fn func(snapshot.Source) error) error {
+	defer dir.Close()
+	upper, err := linux.OpenBeneath(dir, rootfs.Upper, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer upper.Close()
+	below, err := snapshot.OpenBelow(rec.Request.Layers.Layers)
+	if err != nil {
+		return err
+	}
+	defer below.Close()
+	return fn(snapshot.Source{Upper: upper, Base: rec.UID, IDs: idCount, Skip: ours, Below: below,
+		View: func() (*os.File, error) {
+			return r.mounts.View(rootfs.Root{Layers: digests(rec.Request.Layers), Dir: dir})
+		}})
+}
