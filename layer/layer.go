@@ -56,6 +56,13 @@ type Tag struct {
 	Expires time.Time // zero: never; then the tag goes, and the layer if nothing else keeps it
 }
 
+// New describes a layer whose two files the caller writes.
+type New struct {
+	Source string        // where it comes from, for people
+	Config *image.Config // kept with the layer; may be nil
+	Tag    Tag           // without a name: none
+}
+
 // Store is what a node needs of the layer store.
 type Store interface {
 	// For is the store as a project sees it: of tags only its own and those of

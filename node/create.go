@@ -308,10 +308,7 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 	times, err := lifecycle.Run(ctx, "node.build",
 		lifecycle.Step{Name: "layers",
 			Do: func(ctx context.Context) (err error) {
-				set, err = n.cfg.Store.For(b.rec.Project).Acquire(ctx, string(b.id), refsOf(spec))
-				if err == nil {
-					err = checkTwice(set, refsOf(spec))
-				}
+				set, err = n.acquire(ctx, b.rec.Project, b.id, spec)
 				if err != nil {
 					err = errors.Join(&buildError{err, false}, n.release(ctx, b))
 				}

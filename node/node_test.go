@@ -49,6 +49,10 @@ func (s *memStore) Acquire(ctx context.Context, lease string, refs []dsec.LayerR
 	return set, nil
 }
 
+func (s *memStore) Stack(_ context.Context, ref dsec.LayerRef) ([]dsec.LayerRef, error) {
+	return []dsec.LayerRef{ref}, nil
+}
+
 func (s *memStore) Release(_ context.Context, lease string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

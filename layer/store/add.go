@@ -14,17 +14,10 @@ import (
 	"github.com/opendsec/dsec/layer"
 )
 
-// New describes a layer whose files the caller writes.
-type New struct {
-	Source string        // where it comes from, for people
-	Config *image.Config // kept with the layer; may be nil
-	Tag    layer.Tag     // an empty name: none
-}
-
 // Add makes a layer of two files that fill writes, and points the tag to it.
 // What fill wrote is believed no more than what a converter did. The lineage it
 // returns is kept with the layer.
-func (s *Store) Add(ctx context.Context, n New, fill func(image.Files) (dsec.Lineage, error)) (layer.Info, error) {
+func (s *Store) Add(ctx context.Context, n layer.New, fill func(image.Files) (dsec.Lineage, error)) (layer.Info, error) {
 	const op = "add layer"
 	v := s.View(n.Tag.Project)
 	if err := v.checkTag(n.Tag.Name); err != nil {

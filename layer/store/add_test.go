@@ -41,7 +41,7 @@ func TestAPackedLayerKeepsItsLineageAndItsParents(t *testing.T) {
 	}
 	id := dsec.NewSandboxID("n")
 	l := dsec.Lineage{Parents: []string{string(base.Digest)}, Sandbox: id, Time: time.Now().UTC(), Scrub: "sha256:x"}
-	made, err := s.Add(ctx, New{Source: "packed", Config: &image.Config{User: "u"}, Tag: layer.Tag{Name: "mine:1", Project: "p"}}, oneFile("f", l))
+	made, err := s.Add(ctx, layer.New{Source: "packed", Config: &image.Config{User: "u"}, Tag: layer.Tag{Name: "mine:1", Project: "p"}}, oneFile("f", l))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestAPackedLayerKeepsItsLineageAndItsParents(t *testing.T) {
 func TestATagGoesWhenItsTimeIsOver(t *testing.T) {
 	s, ctx := openStore(t, t.TempDir(), Options{Grace: time.Nanosecond}), t.Context()
 	for name, until := range map[string]time.Time{"over:1": time.Now().Add(-time.Minute), "later:1": time.Now().Add(time.Hour), "never:1": {}} {
-		if _, err := s.Add(ctx, New{Tag: layer.Tag{Name: name, Project: "p", Expires: until}}, oneFile(name, dsec.Lineage{})); err != nil {
+		if _, err := s.Add(ctx, layer.New{Tag: layer.Tag{Name: name, Project: "p", Expires: until}}, oneFile(name, dsec.Lineage{})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -110,11 +110,11 @@ func TestATagGoesWhenItsTimeIsOver(t *testing.T) {
 func TestAnAddThatFailsLeavesNothing(t *testing.T) {
 	s, ctx := openStore(t, t.TempDir(), Options{}), t.Context()
 	cause := dsec.E(dsec.NoSpace, "pack", "", errors.New("full"))
-	_, err := s.Add(ctx, New{}, func(image.Files) (dsec.Lineage, error) { return dsec.Lineage{}, cause })
+	_, err := s.Add(ctx, layer.New{}, func(image.Files) (dsec.Lineage, error) { return dsec.Lineage{}, cause })
 	if dsec.ClassOf(err) != dsec.NoSpace {
 		t.Error(err)
 	}
-	_, err = s.Add(ctx, New{}, func(f image.Files) (dsec.Lineage, error) {
+	_, err = s.Add(ctx, layer.New{}, func(f image.Files) (dsec.Lineage, error) {
 		_, err := f.Meta.WriteString("not a layer")
 		return dsec.Lineage{}, err
 	})
@@ -122,7 +122,7 @@ func TestAnAddThatFailsLeavesNothing(t *testing.T) {
 		t.Error(err)
 	}
 	cctx, cancel := context.WithCancel(ctx)
-	_, err = s.Add(cctx, New{}, func(f image.Files) (dsec.Lineage, error) {
+	_, err = s.Add(cctx, layer.New{}, func(f image.Files) (dsec.Lineage, error) {
 		cancel()
 		return oneFile("f", dsec.Lineage{})(f)
 	})
@@ -147,7 +147,7 @@ func TestLineageTravelsWithTheLayer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := here.Add(t.Context(), New{}, oneFile("f", dsec.Lineage{Parents: []string{string(base.Digest)}, Sandbox: "sb"}))
+	info, err := here.Add(t.Context(), layer.New{}, oneFile("f", dsec.Lineage{Parents: []string{string(base.Digest)}, Sandbox: "sb"}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,9 +53,6 @@ type Tar struct {
 	R      io.Reader
 	Name   string        // for people
 	Config *image.Config // kept with the layer; may be nil
-	// Upper says that it is what a sandbox wrote: names that start with .wh.
-	// hide what is below the layer, and go on hiding it in the layer.
-	Upper bool
 }
 
 // ImportTar makes a layer of a tar stream and points the tag to it, unless the
@@ -68,8 +65,7 @@ func (s *Store) ImportTar(ctx context.Context, t Tar, tag string, opts image.Opt
 	if err != nil {
 		return layer.Info{}, diskError("import layer", t.Name, err)
 	}
-	loc := image.Location{Source: t.Name, Kind: image.KindFile, Tar: true, Whiteouts: t.Upper}
-	opts.KeepWhiteouts = opts.KeepWhiteouts || t.Upper
+	loc := image.Location{Source: t.Name, Kind: image.KindFile, Tar: true}
 	info, err := s.convert(ctx, loc, t.Config, image.Files{Input: in}, opts)
 	in.Close() // stops the feeding if nobody read to the end
 	select {

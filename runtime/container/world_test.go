@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -45,6 +44,7 @@ type world struct {
 	plan    string
 	uidBase uint32
 	shells  int
+	disk    string // mechanism of the pool; "": what is found
 }
 
 var worldsMade struct {
@@ -73,6 +73,9 @@ func newWorld(t testing.TB, options ...func(*world)) *world {
 
 // attachedPlan forces the mount plan of older kernels.
 func attachedPlan(w *world) { w.plan = "attached" }
+
+// loopDisks has each disk in a file of its own, which cannot be copied in a moment.
+func loopDisks(w *world) { w.disk = diskpool.LoopExt4 }
 
 // readyShells has sandboxes made from shells that were made ahead.
 func readyShells(w *world) { w.shells = 2 }
@@ -117,7 +120,7 @@ func (w *world) open(t testing.TB) {
 	}
 	w.mounts, err = rootfs.Open(ctx, o)
 	must(t, err)
-	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: 2 << 30, Keeper: w.mounts.Keeper()})
+	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: 2 << 30, Mechanism: w.disk, Keeper: w.mounts.Keeper()})
 	must(t, err)
 	w.openRuntime(t)
 }

@@ -41,6 +41,11 @@ func (s *Store) Acquire(_ context.Context, lease string, refs []dsec.LayerRef) (
 	return set, nil
 }
 
+// Stack implements layer.Store: nothing here was packed.
+func (s *Store) Stack(_ context.Context, ref dsec.LayerRef) ([]dsec.LayerRef, error) {
+	return []dsec.LayerRef{ref}, nil
+}
+
 // Release ends a lease.
 func (s *Store) Release(_ context.Context, lease string) error {
 	s.mu.Lock()

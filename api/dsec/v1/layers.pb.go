@@ -122,7 +122,8 @@ type Layer struct {
 	Source        string                 `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
 	Config        *ImageConfig           `protobuf:"bytes,6,opt,name=config,proto3" json:"config,omitempty"`
 	Tags          []string               `protobuf:"bytes,7,rep,name=tags,proto3" json:"tags,omitempty"`
-	Image         bool                   `protobuf:"varint,8,opt,name=image,proto3" json:"image,omitempty"` // imported as an image: a base to create sandboxes from
+	Image         bool                   `protobuf:"varint,8,opt,name=image,proto3" json:"image,omitempty"`    // imported as an image: a base to create sandboxes from
+	Lineage       *Lineage               `protobuf:"bytes,9,opt,name=lineage,proto3" json:"lineage,omitempty"` // absent: it was not packed from a sandbox
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -211,6 +212,13 @@ func (x *Layer) GetImage() bool {
 		return x.Image
 	}
 	return false
+}
+
+func (x *Layer) GetLineage() *Lineage {
+	if x != nil {
+		return x.Lineage
+	}
+	return nil
 }
 
 type ImportRequest struct {
@@ -790,7 +798,7 @@ var File_dsec_v1_layers_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\n" +
-	"\x14dsec/v1/layers.proto\x12\adsec.v1\"\xb4\x01\n" +
+	"\x14dsec/v1/layers.proto\x12\adsec.v1\x1a\x17dsec/v1/sandboxes.proto\"\xb4\x01\n" +
 	"\vImageConfig\x12\x10\n" +
 	"\x03env\x18\x01 \x03(\tR\x03env\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
@@ -801,7 +809,7 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x03cmd\x18\x05 \x03(\tR\x03cmd\x12\x12\n" +
 	"\x04arch\x18\x06 \x01(\tR\x04arch\x12\x1f\n" +
 	"\vstop_signal\x18\a \x01(\tR\n" +
-	"stopSignal\"\xe3\x01\n" +
+	"stopSignal\"\x8f\x02\n" +
 	"\x05Layer\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1b\n" +
 	"\tmeta_size\x18\x02 \x01(\x03R\bmetaSize\x12\x1b\n" +
@@ -810,7 +818,8 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x06source\x18\x05 \x01(\tR\x06source\x12,\n" +
 	"\x06config\x18\x06 \x01(\v2\x14.dsec.v1.ImageConfigR\x06config\x12\x12\n" +
 	"\x04tags\x18\a \x03(\tR\x04tags\x12\x14\n" +
-	"\x05image\x18\b \x01(\bR\x05image\"f\n" +
+	"\x05image\x18\b \x01(\bR\x05image\x12*\n" +
+	"\alineage\x18\t \x01(\v2\x10.dsec.v1.LineageR\alineage\"f\n" +
 	"\rImportRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x12\n" +
@@ -880,29 +889,31 @@ var file_dsec_v1_layers_proto_goTypes = []any{
 	(*RemoveLayerResponse)(nil), // 10: dsec.v1.RemoveLayerResponse
 	(*TagRequest)(nil),          // 11: dsec.v1.TagRequest
 	(*TagResponse)(nil),         // 12: dsec.v1.TagResponse
+	(*Lineage)(nil),             // 13: dsec.v1.Lineage
 }
 var file_dsec_v1_layers_proto_depIdxs = []int32{
 	0,  // 0: dsec.v1.Layer.config:type_name -> dsec.v1.ImageConfig
-	1,  // 1: dsec.v1.ImportResponse.layer:type_name -> dsec.v1.Layer
-	1,  // 2: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
-	1,  // 3: dsec.v1.InspectResponse.layer:type_name -> dsec.v1.Layer
-	2,  // 4: dsec.v1.Layers.Import:input_type -> dsec.v1.ImportRequest
-	3,  // 5: dsec.v1.Layers.Build:input_type -> dsec.v1.BuildRequest
-	5,  // 6: dsec.v1.Layers.List:input_type -> dsec.v1.ListLayersRequest
-	7,  // 7: dsec.v1.Layers.Inspect:input_type -> dsec.v1.InspectRequest
-	9,  // 8: dsec.v1.Layers.Remove:input_type -> dsec.v1.RemoveLayerRequest
-	11, // 9: dsec.v1.Layers.Tag:input_type -> dsec.v1.TagRequest
-	4,  // 10: dsec.v1.Layers.Import:output_type -> dsec.v1.ImportResponse
-	4,  // 11: dsec.v1.Layers.Build:output_type -> dsec.v1.ImportResponse
-	6,  // 12: dsec.v1.Layers.List:output_type -> dsec.v1.ListLayersResponse
-	8,  // 13: dsec.v1.Layers.Inspect:output_type -> dsec.v1.InspectResponse
-	10, // 14: dsec.v1.Layers.Remove:output_type -> dsec.v1.RemoveLayerResponse
-	12, // 15: dsec.v1.Layers.Tag:output_type -> dsec.v1.TagResponse
-	10, // [10:16] is the sub-list for method output_type
-	4,  // [4:10] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	13, // 1: dsec.v1.Layer.lineage:type_name -> dsec.v1.Lineage
+	1,  // 2: dsec.v1.ImportResponse.layer:type_name -> dsec.v1.Layer
+	1,  // 3: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
+	1,  // 4: dsec.v1.InspectResponse.layer:type_name -> dsec.v1.Layer
+	2,  // 5: dsec.v1.Layers.Import:input_type -> dsec.v1.ImportRequest
+	3,  // 6: dsec.v1.Layers.Build:input_type -> dsec.v1.BuildRequest
+	5,  // 7: dsec.v1.Layers.List:input_type -> dsec.v1.ListLayersRequest
+	7,  // 8: dsec.v1.Layers.Inspect:input_type -> dsec.v1.InspectRequest
+	9,  // 9: dsec.v1.Layers.Remove:input_type -> dsec.v1.RemoveLayerRequest
+	11, // 10: dsec.v1.Layers.Tag:input_type -> dsec.v1.TagRequest
+	4,  // 11: dsec.v1.Layers.Import:output_type -> dsec.v1.ImportResponse
+	4,  // 12: dsec.v1.Layers.Build:output_type -> dsec.v1.ImportResponse
+	6,  // 13: dsec.v1.Layers.List:output_type -> dsec.v1.ListLayersResponse
+	8,  // 14: dsec.v1.Layers.Inspect:output_type -> dsec.v1.InspectResponse
+	10, // 15: dsec.v1.Layers.Remove:output_type -> dsec.v1.RemoveLayerResponse
+	12, // 16: dsec.v1.Layers.Tag:output_type -> dsec.v1.TagResponse
+	11, // [11:17] is the sub-list for method output_type
+	5,  // [5:11] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_layers_proto_init() }
@@ -910,6 +921,7 @@ func file_dsec_v1_layers_proto_init() {
 	if File_dsec_v1_layers_proto != nil {
 		return
 	}
+	file_dsec_v1_sandboxes_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

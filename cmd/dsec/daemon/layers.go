@@ -9,7 +9,6 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
-	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/store"
 	"github.com/opendsec/dsec/node/nodeapi"
 )
@@ -124,13 +123,6 @@ func (l *layers) Tag(ctx context.Context, ref, tag dsec.LayerRef) error {
 		return err
 	}
 	return l.store.Tag(ctx, string(tag), e.Digest)
-}
-
-// commit makes a layer of what a sandbox wrote.
-func (l *layers) commit(ctx context.Context, tar io.Reader, tag layer.Tag, base image.Config) (string, error) {
-	t := store.Tar{R: tar, Name: "commit", Config: &base, Upper: true}
-	info, err := l.store.View(tag.Project).ImportTar(ctx, t, tag.Name, l.options)
-	return string(info.Digest), err
 }
 
 func report(fn func(nodeapi.Progress)) func(image.Progress) {

@@ -168,8 +168,11 @@ func layerLs() *cobra.Command {
 }
 
 func kind(l client.Layer) string {
-	if l.Image {
+	switch {
+	case l.Image:
 		return "image"
+	case l.Lineage != nil:
+		return "disk"
 	}
 	return "layer"
 }
@@ -221,6 +224,16 @@ func describeLayer(w io.Writer, l client.Layer) error {
 	p.line("tags", strings.Join(l.Tags, ", "))
 	p.line("source", l.Source)
 	p.line("size", fmt.Sprintf("%s metadata, %s data, %d entries", size(l.MetaSize), size(l.DataSize), l.Entries))
+	if x := l.Lineage; x != nil {
+		p.line("packed from", fmt.Sprintf("%s, %s", x.Sandbox, ago(x.Time)))
+		for _, d := range x.Parents {
+			p.line("stands on", d)
+		}
+		for _, d := range x.Merged {
+			p.line("in place of", d)
+		}
+		p.line("scrub report", x.Scrub)
+	}
 	if x := l.Config; x != nil {
 		p.line("arch", x.Arch)
 		p.line("user", x.User)
