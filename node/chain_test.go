@@ -14,10 +14,10 @@ import (
 	"github.com/opendsec/dsec/layer/store"
 )
 
-// TestH8AChainOfPackedDisksStaysShort packs, goes on from there, changes and
+// TestH8_AChainOfPackedDisksStaysShort packs, goes on from there, changes and
 // packs, twenty times: what a sandbox is made of does not grow with it, and
 // everything is there at the end.
-func TestH8AChainOfPackedDisksStaysShort(t *testing.T) {
+func TestH8_AChainOfPackedDisksStaysShort(t *testing.T) {
 	s, err := store.Open(t.TempDir(), store.Options{})
 	if err != nil {
 		t.Fatal(err)

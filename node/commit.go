@@ -70,7 +70,7 @@ func (n *Node) Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scr
 
 // pack makes a layer of the disk of a sandbox. The turn is held.
 func (n *Node) pack(ctx context.Context, b *box, tag layer.Tag, scrub dsec.Scrub) (packed dsec.Packed, err error) {
-	const op = "pack disk of sandbox"
+	const op = "commit sandbox"
 	p, ok := b.rt.(runtime.Packer)
 	if !ok || n.cfg.Add == nil {
 		return packed, b.unsupported(op)
@@ -189,7 +189,7 @@ func (n *Node) layersOf(ctx context.Context, project string, id dsec.SandboxID, 
 	return set, release, nil
 }
 
-// Changes implements Service.
+// Changes implements Inside.
 func (n *Node) Changes(ctx context.Context, id dsec.SandboxID, most int) (dsec.Changes, error) {
 	const op = "compare disk of sandbox"
 	if most <= 0 || most > dsec.MaxChanges {

@@ -85,9 +85,6 @@ type Service interface {
 	// Commit makes a layer of what was changed in the sandbox, which may run and
 	// goes on, and gives it the tag, if there is one, and the tag to its project.
 	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scrub dsec.Scrub, callID string) (dsec.Packed, error)
-	// Changes lists what differs from the layers, at most so many, also of one
-	// that is gone and whose disk is kept.
-	Changes(ctx context.Context, id dsec.SandboxID, most int) (dsec.Changes, error)
 }
 
 // Inside is what reaches into a sandbox. Exec and Dial resume a paused sandbox
@@ -99,6 +96,9 @@ type Inside interface {
 	Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error)
 	Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error)
 	Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error)
+	// Changes lists what differs from the layers, at most so many. It works on a
+	// disk that is still there, and on one that is gone and was kept.
+	Changes(ctx context.Context, id dsec.SandboxID, most int) (dsec.Changes, error)
 	// Attach marks the sandbox as in use until the returned func is called.
 	Attach(id dsec.SandboxID) (release func())
 }

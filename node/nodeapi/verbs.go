@@ -182,7 +182,7 @@ func (s *Server) changes(ctx context.Context, who caller, req *dsecv1.ChangesReq
 	if err != nil {
 		return nil, err
 	}
-	c, err := s.cfg.Service.Changes(ctx, id, int(req.Most))
+	c, err := s.cfg.Inside.Changes(ctx, id, int(req.Most))
 	if err != nil {
 		return nil, s.ended(id, err)
 	}

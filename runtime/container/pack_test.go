@@ -110,9 +110,9 @@ func TestAPackedDiskIsRestored(t *testing.T) {
 	}
 }
 
-// TestH5CommandsThatStartWhileItIsPackedLive starts twenty while the disk is
+// TestH5_CommandsThatStartWhileItIsPackedLive starts twenty while the disk is
 // packed again and again.
-func TestH5CommandsThatStartWhileItIsPackedLive(t *testing.T) {
+func TestH5_CommandsThatStartWhileItIsPackedLive(t *testing.T) {
 	for name, options := range map[string][]func(*world){"copied": nil, "standing still": {loopDisks}} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, options...)
@@ -183,9 +183,9 @@ func program(t *testing.T, name string) layer.Local {
 	})
 }
 
-// TestH11ARunningDatabaseIsConsistent packs a disk while SQLite writes to it, in
+// TestH11_ARunningDatabaseIsConsistent packs a disk while SQLite writes to it, in
 // both of its journal modes, and has it check what was restored.
-func TestH11ARunningDatabaseIsConsistent(t *testing.T) {
+func TestH11_ARunningDatabaseIsConsistent(t *testing.T) {
 	sqlite := program(t, "sqlite3")
 	for name, options := range map[string][]func(*world){"copied": nil, "standing still": {loopDisks}} {
 		for _, mode := range []string{"wal", "delete"} {
