@@ -9,10 +9,10 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/image/erofs"
 )
 
@@ -30,18 +30,20 @@ func inodeOf(st *unix.Stat_t) inode { return inode{st.Dev, st.Ino} }
 
 // packer is one Pack.
 type packer struct {
-	ctx    context.Context
-	src    Source
-	opts   Options
-	upper  *os.File
-	view   *os.File // nil until it is needed
-	scrub  *scrubber
-	data   *erofs.Data
-	links  map[inode]*erofs.Inode // with several names
-	left   int64                  // names that may still come
-	attrs  int64                  // bytes of attributes that may still come
-	held   int64                  // bytes that the files read so far take on the disk
-	result Result
+	ctx   context.Context
+	src   Source
+	opts  Options
+	upper *os.File
+	view  *os.File // nil until it is needed
+	scrub *scrubber
+	data  *erofs.Data
+	live  *os.File        // the directory that is being read, where it goes on; may be nil
+	ahead map[inode]early // nil: nothing was read ahead
+	since time.Time
+	links map[inode]*erofs.Inode // with several names
+	left  int64                  // names that may still come
+	attrs int64                  // bytes of attributes that may still come
+	held  int64                  // bytes that the files read so far take on the disk
 }
 
 func (p *packer) close() {
@@ -50,39 +52,65 @@ func (p *packer) close() {
 	}
 }
 
-func (p *packer) run(into image.Files) error {
+// read makes the tree.
+func (p *packer) read() (*erofs.Inode, error) {
 	if p.opts.Scrub.Any() {
 		p.scrub = newScrubber(p.opts.Scrub, p.src.Below)
 		if err := p.scrub.look(p); err != nil {
-			return err
+			return nil, err
 		}
 		p.left = p.opts.MaxEntries
 	}
 	st, err := stat(p.upper)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	root := erofs.NewDir(st.Mode)
 	if _, err := p.describe(root, p.upper, st, "/"); err != nil {
-		return err
+		return nil, err
 	}
-	if err := p.walk(place{in: root}, func(at place) visit { return p.add(at.in) }); err != nil {
-		return err
-	}
-	blocks, err := erofs.Compact(into.Data, root)
-	if err != nil {
-		return err
-	}
-	stats, err := erofs.Write(into.Meta, root, blocks)
-	if err != nil {
-		return err
-	}
-	p.result.Entries, p.result.MetaSize, p.result.DataSize = stats.Inodes, stats.MetaSize, int64(blocks)*erofs.BlockSize
-	if p.scrub != nil {
-		p.result.Report = p.scrub.done()
-	}
-	return nil
+	return root, p.walk(place{in: root}, func(at place) visit { return p.add(at.in) })
 }
+
+// early is a file that was copied before the moment that counts.
+type early struct {
+	ctime unix.Timespec
+	size  int64
+	runs  []erofs.Run
+}
+
+// readAhead copies the files of the upper. One that cannot be read now will be
+// then.
+func (p *packer) readAhead() error {
+	return p.walk(place{}, func(place) visit {
+		return func(at place, name string, f *opened, st *unix.Stat_t) (*place, error) {
+			switch st.Mode & unix.S_IFMT {
+			case unix.S_IFDIR:
+				return at.sub(name, false, overlaid{}), nil
+			case unix.S_IFREG:
+			default:
+				return nil, nil
+			}
+			if _, twice := p.ahead[inodeOf(st)]; twice || st.Size == 0 || st.Size > maxFile || !p.settled(st) {
+				return nil, nil
+			}
+			before, c := p.data.Blocks(), &contents{f: f.File, size: st.Size}
+			runs, err := p.data.AppendSparse(c, st.Size)
+			if err != nil || c.short > 0 {
+				return nil, errors.Join(err, p.data.Rewind(before))
+			}
+			p.held += max(st.Blocks*512, min(st.Size, 64<<10))
+			if p.scattered() {
+				return nil, p.data.Rewind(before)
+			}
+			p.ahead[inodeOf(st)] = early{st.Ctim, st.Size, runs}
+			return nil, nil
+		}
+	})
+}
+
+// settled: nothing was written to the file since reading ahead began.
+func (p *packer) settled(st *unix.Stat_t) bool { return time.Unix(st.Ctim.Unix()).Before(p.since) }
 
 // place is a directory on its way into the layer.
 type place struct {
@@ -136,6 +164,12 @@ func (p *packer) each(at place, fn visit) (subs []place, err error) {
 	names, err := p.names(up, view)
 	if err != nil {
 		return nil, at.wrap(err)
+	}
+	if p.live = nil; p.src.Live != nil && up != nil {
+		if d, err := openDir(p.src.Live, at.path); err == nil { // else it is gone there
+			p.live = d
+			defer d.Close()
+		}
 	}
 	for _, name := range names {
 		if err := p.ctx.Err(); err != nil {
@@ -346,15 +380,26 @@ func (p *packer) regular(n *erofs.Inode, f *os.File, st *unix.Stat_t, name strin
 		return false, bad("/%s: %d bytes, at most %d", name, st.Size, int64(maxFile))
 	}
 	p.held += max(st.Blocks*512, min(st.Size, 64<<10))
-	c := &contents{f: f, size: st.Size}
-	w := p.scrub.watch(c, st, name)
-	before := p.data.Blocks()
-	n.Runs, err = p.data.AppendSparse(c, st.Size)
-	if err != nil {
-		return false, fmt.Errorf("/%s: %w", name, err)
+	if e, ok := p.ahead[inodeOf(st)]; ok && e.ctime == st.Ctim && e.size == st.Size && p.settled(st) {
+		n.Size, n.Runs = st.Size, e.runs
+		return true, nil
 	}
-	n.Size = min(st.Size, c.end())
-	n.Runs = cut(n.Runs, n.Size)
+	before := p.data.Blocks()
+	w, copied := p.fromLive(n, st, name)
+	if !copied {
+		if p.data.Blocks() != before {
+			if err := p.data.Rewind(before); err != nil {
+				return false, err
+			}
+		}
+		c := &contents{f: f, size: st.Size}
+		w = p.scrub.watch(c, st, name)
+		if n.Runs, err = p.data.AppendSparse(c, st.Size); err != nil {
+			return false, fmt.Errorf("/%s: %w", name, err)
+		}
+		n.Size = min(st.Size, c.end())
+		n.Runs = cut(n.Runs, n.Size)
+	}
 	if w != nil {
 		gone, err := w.verdict(n.Size)
 		if err != nil {
@@ -364,13 +409,45 @@ func (p *packer) regular(n *erofs.Inode, f *os.File, st *unix.Stat_t, name strin
 			return false, p.data.Rewind(before)
 		}
 	}
-	// The holes of a large file are kept in large units; one made of nothing but
-	// small pieces far apart must not fill the disk of who packs it.
-	if wrote := int64(p.data.Blocks()) * erofs.BlockSize; wrote > 8*p.held+1<<30 {
-		return false, bad("/%s: %d bytes of data scattered so widely that the layer would take %d", name, p.held, wrote)
+	if p.ahead == nil && p.scattered() {
+		return false, bad("/%s: data scattered so widely that the layer would take %d bytes and more", name, int64(p.data.Blocks())*erofs.BlockSize)
 	}
 	return true, nil
 }
+
+// fromLive copies a file from where the disk goes on, if it is there what it is
+// in the copy. All that writes to a file, be it through a mapping, gives it
+// another time; at the moment of the copy every page was clean.
+func (p *packer) fromLive(n *erofs.Inode, st *unix.Stat_t, name string) (w *watched, copied bool) {
+	if p.live == nil || st.Size == 0 || !p.settled(st) {
+		return nil, false
+	}
+	f, now, err := openEntry(p.live, path.Base(name))
+	if err != nil {
+		return nil, false
+	}
+	defer f.Close()
+	same := func(now *unix.Stat_t) bool {
+		return now.Ino == st.Ino && now.Mode == st.Mode && now.Size == st.Size && now.Ctim == st.Ctim
+	}
+	if !same(now) {
+		return nil, false
+	}
+	c := &contents{f: f, size: st.Size}
+	w = p.scrub.watch(c, st, name)
+	if n.Runs, err = p.data.AppendSparse(c, st.Size); err != nil || c.short > 0 {
+		return nil, false
+	}
+	if now, err = stat(f); err != nil || !same(now) {
+		return nil, false
+	}
+	n.Size = st.Size
+	return w, true
+}
+
+// scattered: the holes of a large file are kept in large units; one made of
+// nothing but small pieces far apart must not fill the disk of who packs it.
+func (p *packer) scattered() bool { return int64(p.data.Blocks())*erofs.BlockSize > 8*p.held+1<<30 }
 
 // cut ends the runs of a file that became shorter while it was read.
 func cut(runs []erofs.Run, size int64) []erofs.Run {

@@ -174,12 +174,13 @@ func shown(name string) string {
 
 // watched is a file whose contents are seen on their way into the layer.
 type watched struct {
-	s    *scrubber
-	st   *unix.Stat_t
-	name string
-	h    hash.Hash // nil: not compared
-	at   int64     // bytes hashed
-	head []byte
+	s      *scrubber
+	st     *unix.Stat_t
+	name   string
+	h      hash.Hash // nil: not compared
+	at     int64     // bytes hashed
+	head   []byte
+	unread bool // too large to be compared
 }
 
 // watch begins to see a file. A nil scrubber sees nothing.
@@ -193,7 +194,7 @@ func (s *scrubber) watch(c *contents, st *unix.Stat_t, name string) *watched {
 	case st.Size <= maxHashed:
 		w.h = sha256.New()
 	default:
-		s.report.Unread++
+		w.unread = true
 	}
 	c.seen = w.see
 	return w
@@ -226,6 +227,9 @@ func (w *watched) zeros(to int64) {
 // verdict says whether the file goes, now that all of it was seen.
 func (w *watched) verdict(size int64) (gone bool, err error) {
 	s := w.s
+	if w.unread {
+		s.report.Unread++
+	}
 	if w.h != nil {
 		w.zeros(size)
 		var d sum

@@ -36,6 +36,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -50,6 +51,11 @@ import (
 type Source struct {
 	// Upper is the upper directory of the overlay.
 	Upper *os.File
+	// Live is the directory that Upper was copied from at that Moment, with the same
+	// inode numbers, and that goes on; nil: none. What has not changed there is
+	// read there, because there it is in memory.
+	Live   *os.File
+	Moment time.Time
 	// View opens the tree as the sandbox sees it, read-only. It is called at most
 	// once, when a directory of the lowers was renamed, and the file is closed by
 	// who called.
@@ -76,6 +82,9 @@ const DefaultEntries = 4 << 20
 // maxAttrs bounds the attributes of all files together, in bytes.
 const maxAttrs = 256 << 20
 
+// clockLag is more than the clock of file times lags behind; a variable for tests.
+var clockLag = time.Second
+
 // maxFile is the apparent size up to which a file is packed.
 const maxFile = 16 << 40
 
@@ -91,29 +100,108 @@ type Result struct {
 // hold nothing of value after an error. A disk that cannot be a layer is
 // Invalid; one that needs more than there is, NoSpace.
 func Pack(ctx context.Context, src Source, into image.Files, o Options) (Result, error) {
-	const op = "pack disk"
-	if err := o.Scrub.Validate(); err != nil {
+	p := NewPacking(into, o)
+	if err := p.Read(ctx, src); err != nil {
 		return Result{}, err
 	}
+	return p.Write()
+}
+
+// Packing is a Pack in steps, for a disk that must not change meanwhile: what
+// can be done before and after the moment in which it does not.
+type Packing struct {
+	into  image.Files
+	opts  Options
+	data  *erofs.Data
+	ahead map[inode]early
+	since time.Time // what was changed before is as it was read ahead
+	root  *erofs.Inode
+	res   Result
+}
+
+// NewPacking begins one.
+func NewPacking(into image.Files, o Options) *Packing {
 	if o.MaxEntries == 0 {
 		o.MaxEntries = DefaultEntries
 	}
+	return &Packing{into: into, opts: o, data: erofs.NewData(into.Data)}
+}
+
+// ReadAhead copies the contents of a disk that is in use, so that Read only
+// copies those that have changed since. A scrub looks at all contents when it
+// decides: with one, it does nothing.
+func (k *Packing) ReadAhead(ctx context.Context, src Source) error {
+	if k.opts.Scrub.Any() {
+		return nil
+	}
+	k.ahead = map[inode]early{}
+	// A page that a program has mapped can be written without a trace in the times of
+	// its file, until the page has been written to the disk: then the next write
+	// is noted again. Clocks of files lag behind by a tick.
+	k.since = time.Now().Add(-clockLag)
+	if err := unix.Syncfs(int(src.Upper.Fd())); err != nil {
+		return dsec.E(dsec.Internal, "sync disk", src.Upper.Name(), err)
+	}
+	return k.do(ctx, src, func(p *packer) error { return p.readAhead() })
+}
+
+// Read reads the disk.
+func (k *Packing) Read(ctx context.Context, src Source) error {
+	if err := k.opts.Scrub.Validate(); err != nil {
+		return err
+	}
+	return k.do(ctx, src, func(p *packer) (err error) {
+		k.root, err = p.read()
+		if p.scrub != nil {
+			k.res.Report = p.scrub.done()
+		}
+		return err
+	})
+}
+
+func (k *Packing) do(ctx context.Context, src Source, fn func(*packer) error) error {
+	const op = "pack disk"
 	upper, err := guarded(src.Upper)
 	if err != nil {
-		return Result{}, dsec.E(dsec.Internal, op, src.Upper.Name(), err)
+		return dsec.E(dsec.Internal, op, src.Upper.Name(), err)
 	}
 	defer upper.Close()
-	p := &packer{ctx: ctx, src: src, opts: o, upper: upper, data: erofs.NewData(into.Data), links: map[inode]*erofs.Inode{}, left: o.MaxEntries,
-		attrs: maxAttrs}
-	defer p.close()
-	if err := p.run(into); err != nil {
-		class := fault.Class(err, dsec.Internal)
-		if _, ok := errors.AsType[badDisk](err); ok {
-			class = dsec.Invalid
+	if src.Live != nil {
+		live, err := guarded(src.Live)
+		if err != nil {
+			return dsec.E(dsec.Internal, op, src.Live.Name(), err)
 		}
-		return Result{}, dsec.E(class, op, "", err)
+		defer live.Close()
+		src.Live = live
+		k.since = src.Moment.Add(-clockLag)
 	}
-	return p.result, nil
+	p := &packer{ctx: ctx, src: src, opts: k.opts, upper: upper, data: k.data, ahead: k.ahead, since: k.since, links: map[inode]*erofs.Inode{},
+		left: k.opts.MaxEntries, attrs: maxAttrs}
+	defer p.close()
+	err = fn(p)
+	if err == nil {
+		return nil
+	}
+	class := fault.Class(err, dsec.Internal)
+	if _, ok := errors.AsType[badDisk](err); ok {
+		class = dsec.Invalid
+	}
+	return dsec.E(class, op, "", err)
+}
+
+// Write finishes the files. What was read ahead and is not as it was is no
+// longer in them.
+func (k *Packing) Write() (Result, error) {
+	blocks, err := erofs.Compact(k.into.Data, k.root)
+	var stats erofs.Stats
+	if err == nil {
+		stats, err = erofs.Write(k.into.Meta, k.root, blocks)
+	}
+	if err != nil {
+		return Result{}, dsec.E(fault.Class(err, dsec.Internal), "pack disk", "", err)
+	}
+	k.res.Entries, k.res.MetaSize, k.res.DataSize = stats.Inodes, stats.MetaSize, int64(blocks)*erofs.BlockSize
+	return k.res, nil
 }
 
 // badDisk is an error of the disk's own making.

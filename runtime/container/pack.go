@@ -34,34 +34,43 @@ var ours = []string{"etc/hosts", "etc/hostname", "etc/resolv.conf"}
 // Pack makes a layer of what a sandbox changed.
 func (r *Runtime) Pack(ctx context.Context, id dsec.SandboxID, into image.Files, scrub dsec.Scrub) (dsec.Packed, error) {
 	const op = "pack disk of sandbox"
-	var packed dsec.Packed
-	pause, err := r.atOneMoment(ctx, op, id, func(src snapshot.Source) error {
-		if err := failpoint.Hit(ctx, "container.pack.disk"); err != nil {
-			return err
-		}
-		res, err := snapshot.Pack(ctx, src, into, snapshot.Options{Scrub: scrub})
-		packed = dsec.Packed{Entries: res.Entries, MetaSize: res.MetaSize, DataSize: res.DataSize, Report: res.Report}
-		return err
-	})
-	packed.Pause = pause
-	return packed, r.wrap(op, id, err)
+	k := snapshot.NewPacking(into, snapshot.Options{Scrub: scrub})
+	pause, err := r.atOneMoment(ctx, op, id, glance{
+		before: func(src snapshot.Source) error { return k.ReadAhead(ctx, src) },
+		at: func(src snapshot.Source) error {
+			if err := failpoint.Hit(ctx, "container.pack.disk"); err != nil {
+				return err
+			}
+			return k.Read(ctx, src)
+		}})
+	if err != nil {
+		return dsec.Packed{Pause: pause}, r.wrap(op, id, err)
+	}
+	res, err := k.Write()
+	return dsec.Packed{Entries: res.Entries, MetaSize: res.MetaSize, DataSize: res.DataSize, Report: res.Report, Pause: pause}, r.wrap(op, id, err)
 }
 
 // Changes lists what a sandbox changed.
 func (r *Runtime) Changes(ctx context.Context, id dsec.SandboxID, most int) (changes dsec.Changes, err error) {
 	const op = "compare disk of sandbox"
-	_, err = r.atOneMoment(ctx, op, id, func(src snapshot.Source) (err error) {
+	_, err = r.atOneMoment(ctx, op, id, glance{at: func(src snapshot.Source) (err error) {
 		changes, err = snapshot.Changes(ctx, src, most)
 		return err
-	})
+	}})
 	return changes, r.wrap(op, id, err)
 }
 
-// atOneMoment shows fn the disk of a sandbox as it is at one moment, and says
-// for how long the sandbox stood still for that. Where the pool can copy a disk
-// in a moment, fn sees the copy and the sandbox goes on meanwhile; elsewhere it
-// stands still until fn is done.
-func (r *Runtime) atOneMoment(ctx context.Context, op string, id dsec.SandboxID, fn func(snapshot.Source) error) (pause time.Duration, err error) {
+// glance is who wants to see a disk.
+type glance struct {
+	before func(snapshot.Source) error // while it is in use, where it cannot be copied; may be nil
+	at     func(snapshot.Source) error // as it is at one moment
+}
+
+// atOneMoment shows the disk of a sandbox as it is at one moment, and says for
+// how long the sandbox stood still for that. Where the pool can copy a disk in a
+// moment, the copy is shown and the sandbox goes on meanwhile; elsewhere it
+// stands still until it was seen.
+func (r *Runtime) atOneMoment(ctx context.Context, op string, id dsec.SandboxID, g glance) (pause time.Duration, err error) {
 	sb, err := r.acquire(ctx, op, id)
 	if err != nil {
 		return 0, err
@@ -77,23 +86,36 @@ func (r *Runtime) atOneMoment(ctx context.Context, op string, id dsec.SandboxID,
 		return 0, err
 	}
 	defer r.mounts.Unuse(user)
+	disk, err := r.disks.Open(ctx, string(id))
+	if err != nil {
+		return 0, err
+	}
+	defer disk.Close()
 	pool, ok := r.disks.(diskpool.Snapshotter)
 	if !ok {
-		return r.still(ctx, sb, func() error {
-			dir, err := r.disks.Open(ctx, string(id))
-			if err != nil {
-				return err
+		if g.before != nil && sb.getPhase() == running && !sb.isPaused() {
+			if err := r.show(rec, disk, nil, g.before); err != nil {
+				return 0, err
 			}
-			return r.show(rec, dir, fn)
-		})
+		}
+		return r.still(ctx, sb, func() error { return r.show(rec, disk, nil, g.at) })
 	}
-	dir, pause, err := r.copyDisk(ctx, sb, pool)
+	c, pause, err := r.copyDisk(ctx, sb, pool)
 	if err != nil {
 		return pause, err
 	}
+	defer c.Close()
 	unlock()
-	err = r.show(rec, dir, fn)
+	c.of = disk
+	err = r.show(rec, c.File, &c, g.at)
 	return pause, errors.Join(err, r.disks.Remove(context.WithoutCancel(ctx), user))
+}
+
+// diskCopy is the copy of a disk.
+type diskCopy struct {
+	*os.File
+	of *os.File
+	at time.Time
 }
 
 // quiet sees to it that of a sandbox without processes nothing else has the
@@ -119,31 +141,32 @@ func (r *Runtime) quiet(ctx context.Context, op string, sb *sandbox) error {
 // copyDisk copies the disk. What is written and not yet on the disk has to get
 // there first, and takes its time by how much that is: a copy that nobody needs
 // makes most of it happen while the sandbox still runs.
-func (r *Runtime) copyDisk(ctx context.Context, sb *sandbox, pool diskpool.Snapshotter) (dir *os.File, pause time.Duration, err error) {
+func (r *Runtime) copyDisk(ctx context.Context, sb *sandbox, pool diskpool.Snapshotter) (c diskCopy, pause time.Duration, err error) {
 	id, name := string(sb.id), string(sb.id)+packSuffix
 	// Of a pack that could not remove it.
 	if err := r.disks.Remove(ctx, name); err != nil {
-		return nil, 0, err
+		return c, 0, err
 	}
 	if sb.getPhase() == running && !sb.isPaused() {
 		before, err := pool.Snapshot(ctx, id, name)
 		if err != nil {
-			return nil, 0, err
+			return c, 0, err
 		}
 		before.Close()
 		if err := r.disks.Remove(ctx, name); err != nil {
-			return nil, 0, err
+			return c, 0, err
 		}
 	}
 	pause, err = r.still(ctx, sb, func() (err error) {
-		dir, err = pool.Snapshot(ctx, id, name)
+		c.at = time.Now()
+		c.File, err = pool.Snapshot(ctx, id, name)
 		return err
 	})
-	if err != nil && dir != nil { // copied, but not thawed
-		dir.Close()
+	if err != nil && c.File != nil { // copied, but not thawed
+		c.Close()
 		err = errors.Join(err, r.disks.Remove(context.WithoutCancel(ctx), name))
 	}
-	return dir, pause, err
+	return c, pause, err
 }
 
 // still runs fn while no process of a sandbox runs.
@@ -206,21 +229,30 @@ func (r *Runtime) setStill(sb *sandbox, on bool) error {
 	return nil
 }
 
-// show describes a disk to fn and closes it.
-func (r *Runtime) show(rec *record, dir *os.File, fn func(snapshot.Source) error) error {
-	defer dir.Close()
-	upper, err := linux.OpenBeneath(dir, rootfs.Upper, unix.O_RDONLY|unix.O_DIRECTORY)
-	if err != nil {
+// show describes a disk, or the copy of one, to fn.
+func (r *Runtime) show(rec *record, disk *os.File, c *diskCopy, fn func(snapshot.Source) error) error {
+	src := snapshot.Source{Base: rec.UID, IDs: idCount, Skip: ours, View: func() (*os.File, error) {
+		return r.mounts.View(rootfs.Root{Layers: digests(rec.Request.Layers), Dir: disk})
+	}}
+	var err error
+	if src.Upper, err = openUpper(disk); err != nil {
 		return err
 	}
-	defer upper.Close()
-	below, err := snapshot.OpenBelow(rec.Request.Layers.Layers)
-	if err != nil {
+	defer src.Upper.Close()
+	if c != nil {
+		if src.Live, err = openUpper(c.of); err != nil {
+			return err
+		}
+		defer src.Live.Close()
+		src.Moment = c.at
+	}
+	if src.Below, err = snapshot.OpenBelow(rec.Request.Layers.Layers); err != nil {
 		return err
 	}
-	defer below.Close()
-	return fn(snapshot.Source{Upper: upper, Base: rec.UID, IDs: idCount, Skip: ours, Below: below,
-		View: func() (*os.File, error) {
-			return r.mounts.View(rootfs.Root{Layers: digests(rec.Request.Layers), Dir: dir})
-		}})
+	defer src.Below.Close()
+	return fn(src)
+}
+
+func openUpper(disk *os.File) (*os.File, error) {
+	return linux.OpenBeneath(disk, rootfs.Upper, unix.O_RDONLY|unix.O_DIRECTORY)
 }

@@ -324,3 +324,36 @@ func TestAPackedDiskMayBeDestroyedMeanwhile(t *testing.T) {
 	}
 	w.wantNothing(t)
 }
+
+// TestAPackedDiskIsThatOfItsMoment changes a disk after it was copied and before
+// the copy is read: what has not changed is read from the disk itself, and the
+// layer holds what there was.
+func TestAPackedDiskIsThatOfItsMoment(t *testing.T) {
+	w := newWorld(t)
+	if !strings.Contains(w.disks.Mechanism(), "btrfs") {
+		t.Skipf("the pool copies no disk in a moment: %s", w.disks.Why())
+	}
+	id := w.create(t)
+	w.want(t, id, `cd /root; for f in same written removed renamed moved; do echo "old $f" > $f; done; mkdir d; mv moved d`, "")
+	old := time.Now()
+	eventually(t, "the files are older than their clock is exact", func() bool { return time.Since(old) > 1500*time.Millisecond })
+	f, dir := newFiles(t)
+	entered, release := make(chan string), make(chan struct{})
+	disarm := failpoint.Arm("container.pack.disk", failpoint.Block(entered, release))
+	defer disarm()
+	done := make(chan dsec.Packed, 1)
+	go func() {
+		p, err := w.r.Pack(context.Background(), id, f, dsec.Scrub{})
+		if err != nil {
+			t.Error(err)
+		}
+		done <- p
+	}()
+	<-entered
+	w.want(t, id, `cd /root; printf "new" | dd of=written conv=notrunc 2>/dev/null; rm removed; mv renamed other; echo new > renamed; mv d e; mkdir d; echo new > d/moved`, "")
+	close(release)
+	p := <-done
+	l := layer.Local{Meta: dir + "/meta", Data: dir + "/data", Info: layer.Info{Digest: "sha256:moment", MetaSize: p.MetaSize, DataSize: p.DataSize}}
+	again := w.create(t, on(l))
+	w.want(t, again, "cd /root; cat same written removed renamed d/moved; ls", "old same\nold written\nold removed\nold renamed\nold moved\nd\nremoved\nrenamed\nsame\nwritten\n")
+}
