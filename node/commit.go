@@ -257,7 +257,7 @@ func (n *Node) keptChanges(ctx context.Context, r *record, most int) (c dsec.Cha
 // disk is freed by removing. The turn is held.
 func (n *Node) keepFailed(ctx context.Context, b *box) error {
 	ttl, res := b.rec.Spec.Lifetimes.KeepFailed, b.rec.Result // only the turn changes them
-	if ttl == 0 || b.rec.Kept != nil || res == nil || res.Outcome == dsec.OutcomeOK || len(b.rec.Digests) == 0 || n.cfg.Add == nil {
+	if ttl == 0 || b.state() == dsec.Deleted || b.rec.Kept != nil || res == nil || res.Outcome == dsec.OutcomeOK || len(b.rec.Digests) == 0 || n.cfg.Add == nil {
 		return nil
 	}
 	pctx, done := n.detached(ctx, n.cfg.PackTime)
