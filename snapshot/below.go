@@ -72,6 +72,16 @@ func (b *Below) Close() error {
 	return errors.Join(errs...)
 }
 
+// RootOf reads the root directory of one layer.
+func RootOf(l layer.Local) (*erofs.Node, error) {
+	var b Below
+	p, err := b.open(l)
+	if err = errors.Join(err, b.Close()); err != nil {
+		return nil, dsec.E(dsec.Corrupt, "read layer", string(l.Digest), err)
+	}
+	return p.node, nil
+}
+
 // Find returns what is seen at a path, relative to the root; nil if nothing is.
 // No symbolic link is followed.
 func (b *Below) Find(name string) (*erofs.Node, error) {

@@ -256,3 +256,30 @@ func (r *Runtime) show(rec *record, disk *os.File, c *diskCopy, fn func(snapshot
 func openUpper(disk *os.File) (*os.File, error) {
 	return linux.OpenBeneath(disk, rootfs.Upper, unix.O_RDONLY|unix.O_DIRECTORY)
 }
+
+// likePacked gives the root of a new disk the mode, owner and time that the root
+// of the packed disk below it has: of a root, overlayfs shows those of the upper.
+func (b *build) likePacked() error {
+	layers := b.rec.Request.Layers.Layers
+	top := layers[len(layers)-1]
+	if top.Lineage == nil {
+		return nil
+	}
+	was, err := snapshot.RootOf(top)
+	if err != nil {
+		return err
+	}
+	upper, err := openUpper(b.dir)
+	if err != nil {
+		return err
+	}
+	defer upper.Close()
+	fd := int(upper.Fd())
+	at := unix.Timespec{Sec: was.Mtime, Nsec: int64(was.Nsec)}
+	err = errors.Join(unix.Fchown(fd, int(b.rec.UID+was.UID), int(b.rec.UID+was.GID)), unix.Fchmod(fd, was.Mode&0o7777),
+		unix.UtimesNanoAt(fd, ".", []unix.Timespec{at, at}, 0))
+	if err != nil {
+		return diskError("restore root of", string(b.sb.id), err)
+	}
+	return nil
+}

@@ -42,7 +42,8 @@ func (w *world) pack(t testing.TB, id dsec.SandboxID) (layer.Local, dsec.Packed)
 	f, dir := newFiles(t)
 	p, err := w.r.Pack(context.Background(), id, f, dsec.Scrub{})
 	must(t, err)
-	l := layer.Local{Meta: dir + "/meta", Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(dir)))), MetaSize: p.MetaSize, DataSize: p.DataSize}}
+	l := layer.Local{Meta: dir + "/meta", Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(dir)))), MetaSize: p.MetaSize, DataSize: p.DataSize,
+		Lineage: &dsec.Lineage{Sandbox: id}}}
 	if p.DataSize > 0 {
 		l.Data = dir + "/data"
 	}
@@ -58,9 +59,9 @@ const nasty = `set -e
 	echo new > /new; chown 1000:1000 /new; chmod 4755 /new; ln /new /hard; ln -s new /soft; rm /gone
 	rm -r /replaced; mkdir /replaced; echo y > /replaced/y; mv /lib /renamed; rm /renamed/deep/g; echo more > /renamed/deep/h
 	dd if=/dev/zero of=/sparse bs=1 count=1 seek=20M 2>/dev/null; mkdir /tmp/sticky; chmod 1777 /tmp/sticky; chmod 711 /home
-	mknod /pipe p; touch -d @12345 /old; echo changed > /etc/group`
+	mknod /pipe p; touch -d @12345 /old; echo changed > /etc/group; chmod 711 /; chown 0:1000 /; touch -d @54321 /`
 
-const show = `cd /; stat -c "%n %a %u %g %F %Y" home renamed replaced tmp/sticky; stat -c "%n %a %u %g %F %h %s %Y" new hard soft sparse old pipe etc/group
+const show = `cd /; stat -c "%n %a %u %g %F %Y" / home renamed replaced tmp/sticky; stat -c "%n %a %u %g %F %h %s %Y" new hard soft sparse old pipe etc/group
 	ls replaced renamed/deep; cat new renamed/deep/f renamed/deep/h replaced/y etc/group; ls gone lib 2>&1; cat /root/later 2>&1`
 
 func lowerOf(t testing.TB) layer.Local {
