@@ -103,12 +103,16 @@ func (r *ScrubReport) Digest() string {
 
 // Lineage says where a layer that was packed from a sandbox's disk comes from.
 type Lineage struct {
+	Version int       `json:"version"`
 	Parents []string  `json:"parents"` // digests of the stack it stands on, bottom first
 	Sandbox SandboxID `json:"sandbox"`
 	Time    time.Time `json:"time"`
 	Scrub   string    `json:"scrub,omitempty"`  // digest of the report; absent: it was not scrubbed
 	Merged  []string  `json:"merged,omitempty"` // earlier packed layers that this one replaces, bottom first
 }
+
+// LineageVersion is of the encoding.
+const LineageVersion = 1
 
 // Stack is the refs a sandbox is made of that goes on from a packed layer.
 func (l *Lineage) Stack(digest string) (image LayerRef, layers []LayerRef) {

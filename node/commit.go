@@ -90,7 +90,7 @@ func (n *Node) pack(ctx context.Context, b *box, tag layer.Tag, scrub dsec.Scrub
 	defer release()
 	chain := chainOf(set.Layers)
 	info, err := n.cfg.Add(ctx, layer.New{Source: "packed from " + string(b.id), Tag: tag, Config: &set.Config}, func(f image.Files) (dsec.Lineage, error) {
-		l := dsec.Lineage{Parents: digestsOf(set), Sandbox: b.id, Time: n.cfg.Clock().UTC()}
+		l := dsec.Lineage{Version: dsec.LineageVersion, Parents: digestsOf(set), Sandbox: b.id, Time: n.cfg.Clock().UTC()}
 		if len(chain) < maxPacked {
 			packed, err = p.Pack(ctx, b.id, f, scrub)
 		} else {

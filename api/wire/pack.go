@@ -32,7 +32,7 @@ func LineageFrom(p *dsecv1.Lineage) *dsec.Lineage {
 	if p == nil {
 		return nil
 	}
-	return &dsec.Lineage{Parents: p.Parents, Sandbox: dsec.SandboxID(p.Sandbox), Time: instant(p.Time), Scrub: p.Scrub, Merged: p.Merged}
+	return &dsec.Lineage{Version: dsec.LineageVersion, Parents: p.Parents, Sandbox: dsec.SandboxID(p.Sandbox), Time: instant(p.Time), Scrub: p.Scrub, Merged: p.Merged}
 }
 
 // Packed for the wire.

@@ -57,9 +57,6 @@ func (s *Store) Add(ctx context.Context, n layer.New, fill func(image.Files) (ds
 // and of layers with the same bytes it is that of the first.
 func lineageKey(d layer.Digest) string { return "lineages/" + d.Hex() }
 
-// maxLineage bounds what is read of it.
-const maxLineage = 64 << 10
-
 func (s *Store) pushLineage(ctx context.Context, d layer.Digest) error {
 	s.mu.Lock()
 	l, err := s.localLocked(d)
@@ -77,23 +74,17 @@ func (s *Store) pushLineage(ctx context.Context, d layer.Digest) error {
 // fetchLineage returns nil for a layer that was not packed. One that cannot be
 // read is as good as none: it says nothing of what the layer holds.
 func (s *Store) fetchLineage(ctx context.Context, d layer.Digest) (*dsec.Lineage, error) {
-	b, err := blob.ReadAll(ctx, s.opts.Blobs, lineageKey(d), maxLineage)
+	b, err := blob.ReadAll(ctx, s.opts.Blobs, lineageKey(d), layer.MaxLineage)
 	if errors.Is(err, dsec.NotFound.Err()) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	l := &dsec.Lineage{}
-	if err := json.Unmarshal(b, l); err != nil {
+	l, err := layer.DecodeLineage(b)
+	if err != nil {
 		s.opts.Log.Warn("lineage not readable", "layer", d, "err", err)
 		return nil, nil
-	}
-	for _, p := range l.Parents {
-		if _, err := layer.ParseDigest(p); err != nil {
-			s.opts.Log.Warn("lineage not readable", "layer", d, "err", err)
-			return nil, nil
-		}
 	}
 	return l, nil
 }

@@ -40,7 +40,7 @@ func TestAPackedLayerKeepsItsLineageAndItsParents(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := dsec.NewSandboxID("n")
-	l := dsec.Lineage{Parents: []string{string(base.Digest)}, Sandbox: id, Time: time.Now().UTC(), Scrub: "sha256:x"}
+	l := dsec.Lineage{Version: 1, Parents: []string{string(base.Digest)}, Sandbox: id, Time: time.Now().UTC(), Scrub: "sha256:x"}
 	made, err := s.Add(ctx, layer.New{Source: "packed", Config: &image.Config{User: "u"}, Tag: layer.Tag{Name: "mine:1", Project: "p"}}, oneFile("f", l))
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func TestLineageTravelsWithTheLayer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := here.Add(t.Context(), layer.New{}, oneFile("f", dsec.Lineage{Parents: []string{string(base.Digest)}, Sandbox: "sb"}))
+	info, err := here.Add(t.Context(), layer.New{}, oneFile("f", dsec.Lineage{Version: 1, Parents: []string{string(base.Digest)}, Sandbox: "sb"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,4 +159,21 @@ func TestLineageTravelsWithTheLayer(t *testing.T) {
 	if _, err := there.Acquire(t.Context(), "l", stack); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func FuzzDecodeTagged(f *testing.F) {
+	d := layer.DigestOf(nil)
+	f.Add([]byte(d + "\n"))
+	f.Add([]byte(d + "\np\n"))
+	f.Add([]byte(d + "\n\n2030-01-02T03:04:05Z\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, err := decodeTagged(b)
+		if err != nil {
+			return
+		}
+		again, err := decodeTagged(got.encode())
+		if err != nil || again.digest != got.digest || again.project != got.project || !again.expires.Equal(got.expires) {
+			t.Fatalf("%+v became %+v, %v", got, again, err)
+		}
+	})
 }
