@@ -290,7 +290,11 @@ func buildLayer(tmp string, fill func(dir string) error) (layer.Local, error) {
 		return layer.Local{}, err
 	}
 	sum := sha256.Sum256([]byte(tmp))
-	return layer.Local{Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sum))}, Meta: meta, Data: data}, os.RemoveAll(tree)
+	l := layer.Local{Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sum))}, Meta: meta, Data: data}
+	if st, err := os.Stat(data); err == nil && st.Size() == 0 {
+		l.Data = "" // as a store has it
+	}
+	return l, os.RemoveAll(tree)
 }
 
 // convert makes the two files of a layer of a tree.
