@@ -2,10 +2,8 @@ package store
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -13,7 +11,6 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -53,7 +50,7 @@ func (s *Store) localLocked(d layer.Digest) (layer.Local, error) {
 	if m.Data.Size > 0 {
 		l.Data = s.path("layers", d.Hex(), "data")
 	}
-	l.Source, l.Image = a.Source, a.image(m.Config)
+	l.Source, l.Image, l.Lineage = a.Source, a.image(m.Config), a.Lineage
 	s.known[d] = l
 	return l, nil
 }
@@ -64,6 +61,7 @@ type Entry struct {
 	Tags    []string  `json:"tags,omitempty"`
 	Leases  []string  `json:"leases,omitempty"`
 	Stacks  []string  `json:"stacks,omitempty"` // digests of those it is in
+	Above   string    `json:"above,omitempty"`  // a packed layer that is kept and stands on it
 	LastUse time.Time `json:"last_use"`
 }
 
@@ -88,16 +86,20 @@ func (s *Store) listLocked() ([]Entry, error) {
 	if err != nil {
 		return nil, err
 	}
+	below, err := s.standingLocked(tags)
+	if err != nil {
+		return nil, err
+	}
 	out := make([]Entry, 0, len(dirs)+len(s.stacks))
 	for d := range s.stacks {
-		e, err := s.entryLocked(d, tags)
+		e, err := s.entryLocked(d, tags, below)
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, e)
 	}
 	for _, dir := range dirs {
-		e, err := s.entryLocked(layer.Digest("sha256:"+dir.Name()), tags)
+		e, err := s.entryLocked(layer.Digest("sha256:"+dir.Name()), tags, below)
 		if err != nil {
 			return nil, err
 		}
@@ -107,7 +109,7 @@ func (s *Store) listLocked() ([]Entry, error) {
 	return out, nil
 }
 
-func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged) (Entry, error) {
+func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged, below map[layer.Digest]layer.Digest) (Entry, error) {
 	kind := "stacks"
 	info, ok := s.stacks[d]
 	if !ok {
@@ -122,7 +124,7 @@ func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged) (Entry, erro
 	if err != nil {
 		return Entry{}, diskError("read layer", string(d), err)
 	}
-	e := Entry{Info: info, LastUse: st.ModTime()}
+	e := Entry{Info: info, LastUse: st.ModTime(), Above: string(below[d])}
 	e.Stacks = slices.Sorted(slices.Values(s.inside[d]))
 	for _, p := range info.Layers {
 		if l, err := s.localLocked(p.Digest); err == nil { // else it is elsewhere
@@ -161,82 +163,11 @@ func (s *Store) Inspect(_ context.Context, ref dsec.LayerRef) (Entry, error) {
 	if err != nil {
 		return Entry{}, err
 	}
-	return s.entryLocked(d, tags)
-}
-
-// Verify reads a layer that is here and compares every byte with its digest.
-func (s *Store) Verify(ctx context.Context, ref dsec.LayerRef) error {
-	s.mu.Lock()
-	d, err := s.resolveLocked(ref)
-	s.mu.Unlock()
+	below, err := s.standingLocked(tags)
 	if err != nil {
-		return err
+		return Entry{}, err
 	}
-	s.mu.Lock()
-	stack, isStack := s.stacks[d]
-	s.mu.Unlock()
-	if isStack {
-		for _, p := range stack.Layers {
-			if err := s.Verify(ctx, dsec.LayerRef(p.Digest)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	want, err := s.manifest(d)
-	if err != nil {
-		return err
-	}
-	meta, err := os.Open(s.path("layers", d.Hex(), "meta"))
-	if err != nil {
-		return diskError("verify layer", string(d), err)
-	}
-	defer meta.Close()
-	data, err := os.Open(s.path("layers", d.Hex(), "data"))
-	if err != nil {
-		return diskError("verify layer", string(d), err)
-	}
-	defer data.Close()
-	if err := s.verifyFiles(ctx, d, want, meta, data); err != nil {
-		return dsec.E(fault.Class(err, dsec.Corrupt), "verify layer", string(d), err)
-	}
-	return nil
-}
-
-func (s *Store) verifyFiles(ctx context.Context, d layer.Digest, want layer.Manifest, meta, data io.Reader) error {
-	h := sha256.New()
-	n, err := io.Copy(h, ctxReader{ctx, meta})
-	if err != nil {
-		return err
-	}
-	if n != want.Meta.Size || layer.FromSum(h.Sum(nil)) != want.Meta.Digest {
-		return errors.New("metadata: content has another digest")
-	}
-	if want.Data.Size == 0 {
-		return nil
-	}
-	table, err := os.ReadFile(s.path("layers", d.Hex(), "chunks"))
-	if err != nil {
-		return err
-	}
-	ix, err := layer.DecodeTable(table, want.Data)
-	if err != nil {
-		return err
-	}
-	return ix.Verify(ctxReader{ctx, data})
-}
-
-// ctxReader ends when a context does.
-type ctxReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c ctxReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(p)
+	return s.entryLocked(d, tags, below)
 }
 
 // keepers says in words what keeps a layer.
@@ -250,6 +181,9 @@ func (e Entry) keepers() string {
 	}
 	if len(e.Stacks) > 0 {
 		why = append(why, "in "+strings.Join(e.Stacks, ", "))
+	}
+	if e.Above != "" {
+		why = append(why, "below "+e.Above)
 	}
 	return strings.Join(why, "; ")
 }

@@ -40,6 +40,9 @@ func (s *Store) push(ctx context.Context, d layer.Digest) error {
 			return err
 		}
 	}
+	if err := s.pushLineage(ctx, d); err != nil {
+		return err
+	}
 	return s.put(ctx, layer.ManifestKey(d), bytes.NewReader(m.Encode()))
 }
 
@@ -93,7 +96,13 @@ func (s *Store) pushData(ctx context.Context, dir string, d layer.Digest, m laye
 	if err != nil {
 		return err
 	}
-	data, err := os.Open(s.path("layers", d.Hex(), "data"))
+	s.mu.Lock()
+	l, err := s.localLocked(d)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	data, err := s.OpenData(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -107,7 +116,7 @@ func (s *Store) pushData(ctx context.Context, dir string, d layer.Digest, m laye
 		return err
 	}
 	defer p.close()
-	if ix, err = p.pack(ix, ctxReader{ctx, data}); err != nil {
+	if ix, err = p.pack(ix, ctxReader{ctx, io.NewSectionReader(data, 0, m.Data.Size)}); err != nil {
 		return err
 	}
 	b, err := ix.Encode()

@@ -67,6 +67,7 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 		{"idle", "Memory of idle sandboxes", "sudo dsec bench idle --image rootfs.tar --live 3000", benchIdle},
 		{"bytes", "Streamed output, files up and down, beside a pipe and a file", "sudo dsec bench bytes --image rootfs.tar", benchBytes},
 		{"parts", "What a creation and its end ask of the kernel, each part alone", "sudo dsec bench parts --image rootfs.tar --concurrency 8", benchParts},
+		{"pack", "Save the disk of a running sandbox, beside tar; chains of packed disks", "sudo dsec bench pack --image rootfs.tar", benchPack},
 		{"exec", "Round trip of a command beside a plain setns", "sudo dsec bench exec --image rootfs.tar", benchExec},
 	} {
 		c.AddCommand(&cobra.Command{Use: v.use, Short: v.short, Example: "  " + v.example, Args: cobra.NoArgs,
@@ -82,6 +83,7 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 type bed struct {
 	machine
 	dir    string
+	store  *store.Store
 	layers layer.Set
 	ours   bench.Runtime
 	idle   []dsec.SandboxID
@@ -109,6 +111,7 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 			if layers, err = store.Open(s.layerDir(), store.Options{Log: log}); err != nil {
 				return err
 			}
+			b.store = layers
 			if _, err = layers.Import(ctx, f.image, "bench", image.Options{}); err != nil {
 				return err
 			}
