@@ -28,6 +28,8 @@ import (
 // benchFlags say what is measured and on what.
 type benchFlags struct {
 	image       string
+	images      string // directory of the images of bench/images
+	sources     []source
 	dir         string
 	concurrency []int
 	rounds      int
@@ -50,7 +52,8 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 		Example: "  sudo dsec bench create --image rootfs.tar\n  sudo dsec bench idle --image rootfs.tar --live 1000",
 	}
 	p := c.PersistentFlags()
-	p.StringVar(&f.image, "image", "", "root file system: tar, directory, OCI layout or reference (required)")
+	p.StringVar(&f.image, "image", "", "root file system: tar, directory, OCI layout or reference (of what measures sandboxes)")
+	p.StringVar(&f.images, "images", ".cache/images", "where bench/images/build.sh put the images (of what measures layers)")
 	p.StringVar(&f.dir, "dir", "/var/tmp", "where the data of the measurement goes")
 	p.IntSliceVar(&f.concurrency, "concurrency", []int{1, 8, 32}, "workers at once")
 	p.IntVar(&f.rounds, "rounds", 3, "rounds of each contender")
@@ -72,17 +75,26 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 		c.AddCommand(&cobra.Command{Use: v.use, Short: v.short, Example: "  " + v.example, Args: cobra.NoArgs,
 			RunE: func(c *cobra.Command, _ []string) error {
 				f.json = wantJSON(c)
+				if f.image == "" {
+					return dsec.Errorf(dsec.Invalid, "measure", "--image", "is required")
+				}
+				f.sources = []source{{f.image, "bench"}}
 				return withBed(c.Context(), &f, v.run)
 			}})
 	}
+	c.AddCommand(benchChunksVerb(&f))
 	return c
 }
+
+// source is what a layer of a measurement is made of, and its tag.
+type source struct{ from, tag string }
 
 // bed is a machine made for a measurement.
 type bed struct {
 	machine
 	dir    string
-	layers layer.Set
+	store  *store.Store
+	layers layer.Set // of the first source
 	ours   bench.Runtime
 	idle   []dsec.SandboxID
 }
@@ -90,9 +102,6 @@ type bed struct {
 func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benchFlags, *bed) error) (err error) {
 	if err := needRoot("measure"); err != nil {
 		return err
-	}
-	if f.image == "" {
-		return dsec.Errorf(dsec.Invalid, "measure", "--image", "is required")
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	slog.SetDefault(log)
@@ -102,18 +111,13 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 	}
 	defer func() { err = joinAfter(ctx, err, s, remove) }()
 	b := &bed{dir: filepath.Dir(s.Data)}
-	var layers *store.Store
 	steps := append([]lifecycle.Step{
 		{Name: "layers", Do: func(ctx context.Context) (err error) {
-			if layers, err = store.Open(s.layerDir(), store.Options{Log: log}); err != nil {
+			if b.store, err = store.Open(s.layerDir(), store.Options{Log: log}); err != nil {
 				return err
 			}
-			if _, err = layers.Import(ctx, f.image, "bench", image.Options{}); err != nil {
-				return err
-			}
-			b.layers, err = layers.Acquire(ctx, "bench", []dsec.LayerRef{"bench"})
-			return err
-		}, Undo: func(context.Context) error { return layers.Close() }},
+			return b.importAll(ctx, f.sources)
+		}, Undo: func(context.Context) error { return b.store.Close() }},
 	}, b.steps(s, log)...)
 	stack, err := lifecycle.Open(ctx, "bench", steps...)
 	if err != nil {
@@ -122,6 +126,20 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 	defer func() { err = errors.Join(err, b.end(context.WithoutCancel(ctx), s, stack)) }()
 	b.ours = bench.Runtime{Name: "dsec", RT: b.tier, Layers: b.layers, Spec: benchSpec(f), Argv: f.argv, Node: "bench", Steps: &bench.Steps{}}
 	return run(ctx, f, b)
+}
+
+// importAll makes the layers and takes the first.
+func (b *bed) importAll(ctx context.Context, sources []source) (err error) {
+	for _, src := range sources {
+		if len(sources) > 1 {
+			fmt.Fprintln(os.Stderr, "making layer", src.tag)
+		}
+		if _, err := b.store.Import(ctx, src.from, src.tag, image.Options{}); err != nil {
+			return err
+		}
+	}
+	b.layers, err = b.store.Acquire(ctx, "bench", []dsec.LayerRef{dsec.LayerRef(sources[0].tag)})
+	return err
 }
 
 func benchSpec(f *benchFlags) dsec.Spec {
