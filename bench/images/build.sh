@@ -67,6 +67,7 @@ wheels() { # OUT REQUIREMENT...
     --implementation cp --abi "cp${abi/./}" --abi abi3 --abi none --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
     --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform any \
     --target "$tree/usr/local/lib/python$abi/dist-packages" "$@"
+  rm -rf "$tree/usr/local/lib/python$abi/dist-packages/bin" # they name the Python of this machine
   pack "$tree" "$out"
   rm -rf "$tree"
 }

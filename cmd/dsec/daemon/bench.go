@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -30,6 +31,7 @@ type benchFlags struct {
 	image       string
 	images      string // directory of the images of bench/images
 	sources     []source
+	mount       func(context.Context, *bed) error // if set, mounts layers in its own way, before anything else does
 	dir         string
 	concurrency []int
 	rounds      int
@@ -82,7 +84,7 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 				return withBed(c.Context(), &f, v.run)
 			}})
 	}
-	c.AddCommand(benchChunksVerb(&f))
+	c.AddCommand(benchChunksVerb(&f), benchSetupVerb(&f), benchCacheVerb(&f))
 	return c
 }
 
@@ -119,6 +121,10 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 			return b.importAll(ctx, f.sources)
 		}, Undo: func(context.Context) error { return b.store.Close() }},
 	}, b.steps(s, log)...)
+	if f.mount != nil {
+		i := slices.IndexFunc(steps, func(s lifecycle.Step) bool { return s.Name == "mounts" })
+		steps = slices.Insert(steps, i, lifecycle.Step{Name: "own mounts", Do: func(ctx context.Context) error { return f.mount(ctx, b) }})
+	}
 	stack, err := lifecycle.Open(ctx, "bench", steps...)
 	if err != nil {
 		return err

@@ -18,8 +18,6 @@ import (
 	"github.com/opendsec/dsec/bench/images"
 	"github.com/opendsec/dsec/bench/reads"
 	"github.com/opendsec/dsec/layer"
-	"github.com/opendsec/dsec/process"
-	dsecruntime "github.com/opendsec/dsec/runtime"
 )
 
 // chunkFlags of the measurement of chunks.
@@ -30,6 +28,7 @@ type chunkFlags struct {
 	latency time.Duration
 	level   int
 	saved   string
+	plots   string
 }
 
 func benchChunksVerb(b *benchFlags) *cobra.Command {
@@ -53,6 +52,7 @@ func benchChunksVerb(b *benchFlags) *cobra.Command {
 	p.DurationVar(&f.latency, "latency", 20*time.Millisecond, "of each request to the store")
 	p.IntVar(&f.level, "level", 3, "zstd level")
 	p.StringVar(&f.saved, "reads", "", "file for the recorded reads: taken from there if it exists, else written there")
+	p.StringVar(&f.plots, "plots", "", "directory for the plots; none if empty")
 	return c
 }
 
@@ -106,7 +106,10 @@ func benchChunks(ctx context.Context, f *chunkFlags, b *bed, found []images.Imag
 		return json.NewEncoder(os.Stdout).Encode(rows)
 	}
 	chunking.Print(os.Stdout, rows)
-	return nil
+	if f.plots == "" {
+		return nil
+	}
+	return chunking.Plot(f.plots, rows)
 }
 
 func progress(line string) { fmt.Fprintln(os.Stderr, line) }
@@ -186,7 +189,7 @@ func (b *bed) record(ctx context.Context, run images.Run) (a chunking.Access, er
 		return a, err
 	}
 	defer func() { err = errors.Join(err, r.RT.Destroy(context.WithoutCancel(ctx), id)) }()
-	if err := checked(ctx, r.RT, id, r.Argv); err != nil {
+	if err := r.Must(ctx, id, nil); err != nil {
 		return a, err
 	}
 	got, err := watch.Take()
@@ -194,49 +197,4 @@ func (b *bed) record(ctx context.Context, run images.Run) (a chunking.Access, er
 		a.Reads = append(a.Reads, chunking.Read{Layer: names[g.File], Extent: chunking.Extent{Off: g.Off, Len: g.Len}})
 	}
 	return a, err
-}
-
-// checked runs a command that must succeed, and tells what it said if not.
-func checked(ctx context.Context, rt dsecruntime.Runtime, id dsec.SandboxID, argv []string) error {
-	ex, ok := rt.(dsecruntime.Execer)
-	if !ok {
-		return dsec.Errorf(dsec.Unsupported, "run", argv[0], "the tier cannot run commands")
-	}
-	p, err := ex.Exec(ctx, id, process.Spec{Argv: argv})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = p.Release(context.WithoutCancel(ctx)) }()
-	res, err := p.Wait(ctx)
-	if err != nil {
-		return err
-	}
-	if res.Status != process.Exited || res.ExitCode != 0 {
-		said, err := tail(ctx, p)
-		return errors.Join(dsec.Errorf(dsec.Internal, "run", argv[len(argv)-1], "status %s, exit code %d: %s", res.Status, res.ExitCode, said), err)
-	}
-	return nil
-}
-
-// tail is what a command that ended has printed.
-func tail(ctx context.Context, p process.Process) (string, error) {
-	var out []byte
-	for _, s := range []process.Stream{process.Stdout, process.Stderr} {
-		follow, err := p.Follow(ctx, s, 0)
-		if err != nil {
-			return "", err
-		}
-		defer follow.Close()
-		for {
-			c, err := follow.Next(ctx)
-			if err != nil {
-				return "", err
-			}
-			out = append(out, c.Data...)
-			if c.EOF {
-				break
-			}
-		}
-	}
-	return strings.TrimSpace(string(out[max(0, len(out)-2000):])), nil
 }
