@@ -36,6 +36,7 @@ type Packed struct {
 	Unique int           // stored
 	Plain  int64         // bytes of the unique ones before compression
 	Stored int64         // bytes of all packs
+	Packs  []int64       // bytes of each: what a layer brought that none before had
 	Index  int64         // bytes of the indexes of all layers
 	Took   time.Duration // to cut, hash and compress
 }
@@ -122,6 +123,7 @@ func (p *Packed) push(ctx context.Context, n int, d *Data, z *zstd.Encoder, seen
 	p.Layers[d.Name], p.ends[d.Name] = chunks, ends
 	p.Chunks += len(chunks)
 	p.Stored += at
+	p.Packs = append(p.Packs, at)
 	p.Index += indexHeader + each*int64(len(chunks))
 	return nil
 }

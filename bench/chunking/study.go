@@ -38,6 +38,7 @@ type Row struct {
 	Stored int64         `json:"stored"`
 	Index  int64         `json:"index"`
 	Took   time.Duration `json:"took"`
+	Packs  []int64       `json:"packs"` // bytes that each layer brought
 	Groups []GroupCost   `json:"groups"`
 	// All accesses one after the other on one node: bytes fetched if chunks are
 	// kept for each layer, and if one that any layer brought does for all.
@@ -89,7 +90,7 @@ func (s *Study) one(ctx context.Context, sc Scheme) (Row, error) {
 		return Row{}, err
 	}
 	defer func() { _ = p.Remove() }() // the whole directory goes with its owner
-	row := Row{Scheme: sc.Name, Chunks: p.Chunks, Unique: p.Unique, Plain: p.Plain, Stored: p.Stored, Index: p.Index, Took: p.Took}
+	row := Row{Scheme: sc.Name, Chunks: p.Chunks, Unique: p.Unique, Plain: p.Plain, Stored: p.Stored, Index: p.Index, Took: p.Took, Packs: p.Packs}
 	s.Line.Parallel = parallel[0]
 	alone, shared := NewState(false), NewState(true)
 	for _, g := range s.Groups {

@@ -29,6 +29,7 @@ type chunkFlags struct {
 	level   int
 	saved   string
 	plots   string
+	reorder bool
 }
 
 func benchChunksVerb(b *benchFlags) *cobra.Command {
@@ -52,6 +53,7 @@ func benchChunksVerb(b *benchFlags) *cobra.Command {
 	p.DurationVar(&f.latency, "latency", 20*time.Millisecond, "of each request to the store")
 	p.IntVar(&f.level, "level", 3, "zstd level")
 	p.StringVar(&f.saved, "reads", "", "file for the recorded reads: taken from there if it exists, else written there")
+	p.BoolVar(&f.reorder, "reorder", false, "also push each layer with its data in the order in which programs read it")
 	p.StringVar(&f.plots, "plots", "", "directory for the plots; none if empty")
 	return c
 }
@@ -93,6 +95,9 @@ func benchChunks(ctx context.Context, f *chunkFlags, b *bed, found []images.Imag
 		}
 	}
 	s.Groups = []chunking.Group{random, {Name: "what programs read", Accesses: runs, Waits: 2}}
+	if f.reorder {
+		s.Groups = append(s.Groups, reordered(&s, runs))
+	}
 	for _, g := range s.Groups {
 		for _, a := range g.Accesses {
 			progress(fmt.Sprintf("%s: %d reads, %.1f MiB", a.Name, len(a.Reads), float64(a.Wanted())/(1<<20)))
@@ -110,6 +115,20 @@ func benchChunks(ctx context.Context, f *chunkFlags, b *bed, found []images.Imag
 		return nil
 	}
 	return chunking.Plot(f.plots, rows)
+}
+
+// reordered adds to the layers those that programs read, laid out anew.
+func reordered(s *chunking.Study, runs []chunking.Access) chunking.Group {
+	for _, d := range slices.Clone(s.Layers) {
+		if slices.ContainsFunc(runs, func(a chunking.Access) bool {
+			return slices.ContainsFunc(a.Reads, func(r chunking.Read) bool { return r.Layer == d.Name })
+		}) {
+			var anew *chunking.Data
+			anew, runs = chunking.Reorder(d, d.Name+" anew", runs)
+			s.Layers = append(s.Layers, anew)
+		}
+	}
+	return chunking.Group{Name: "the same, data in the order of the reads", Accesses: runs, Waits: 2}
 }
 
 func progress(line string) { fmt.Fprintln(os.Stderr, line) }
