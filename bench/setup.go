@@ -19,12 +19,10 @@ import (
 // Way is one way to give a sandbox its workspace and its toolkits.
 type Way struct {
 	Name    string
-	Runtime Runtime // the layers it starts with; Argv says that all is there
-	Archive []string
+	Runtime Runtime  // the layers it starts with; Argv says that all is there
+	Archive []string // files that are unpacked in each sandbox, one after the other
+	Unpack  []string // the command that does it, the archive on its stdin
 }
-
-// unpack is what a sandbox runs for each of its archives.
-var unpack = []string{"/bin/tar", "-xzf", "-", "-C", "/", "--no-same-owner"}
 
 // SetUp is what it took until all of many sandboxes were ready.
 type SetUp struct {
@@ -109,7 +107,7 @@ func (w Way) unpack(ctx context.Context, id dsec.SandboxID, archive string) erro
 	}
 	defer f.Close()
 	r := w.Runtime
-	r.Argv = unpack
+	r.Argv = w.Unpack
 	return r.Must(ctx, id, f)
 }
 

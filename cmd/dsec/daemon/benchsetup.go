@@ -104,7 +104,7 @@ func (b *bed) ways(ctx context.Context, f *setupFlags) ([]bench.Way, error) {
 	spec := b.ours.Spec
 	spec.Limits.Disk = 8 << 30
 	layers := bench.Way{Name: "layers", Runtime: b.ours}
-	archives := bench.Way{Name: "archives", Runtime: b.ours}
+	archives := bench.Way{Name: "archives", Runtime: b.ours, Unpack: []string{"/bin/tar", "-xzf", "-", "-C", "/", "--no-same-owner"}}
 	layers.Runtime.Argv, archives.Runtime.Argv = argv, argv
 	layers.Runtime.Spec, archives.Runtime.Spec = spec, spec
 	var err error
