@@ -68,12 +68,15 @@ func CachedOf(mount *os.File, data string) (c Cached, err error) {
 
 // DropCached gives back what the page cache holds of a layer and nobody maps.
 func DropCached(mount *os.File, data string) error {
-	drop := func(f *os.File, _ int64) error {
-		return os.NewSyscallError("fadvise", unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
-	}
-	if err := eachFile(mount, drop); err != nil || data == "" {
+	if err := eachFile(mount, func(f *os.File, _ int64) error { return dontNeed(f) }); err != nil || data == "" {
 		return err
 	}
+	return DropDevice(data)
+}
+
+// DropDevice gives back what the page cache holds of a data file. What was read
+// through a file system on it stays cached there.
+func DropDevice(data string) error {
 	f, err := os.Open(data)
 	if err != nil {
 		return err
@@ -82,7 +85,11 @@ func DropCached(mount *os.File, data string) error {
 	if err := unix.Fdatasync(int(f.Fd())); err != nil { // dirty pages stay
 		return os.NewSyscallError("fdatasync", err)
 	}
-	return drop(f, 0)
+	return dontNeed(f)
+}
+
+func dontNeed(f *os.File) error {
+	return os.NewSyscallError("fadvise", unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
 // eachFile opens every regular file of a mount that is in no namespace.

@@ -9,5 +9,8 @@ bench/images/build.sh
 uname -sr; nproc; uptime; date -u +%F
 mkdir -p bench/plots
 bin/dsec bench chunks --plots bench/plots
+bin/dsec bench chunks --reorder --only 'fixed 128,fixed 256,blocks 128,files+*'
 bin/dsec bench setup --n "${N:-32}" --plots bench/plots
-bin/dsec bench cache --lives "1,${LIVE:-1000}" --plots bench/plots
+bin/dsec bench setup --n "$((${N:-32} / 2))" --ready 'cd /repo && git status >/dev/null && python3 -m pytest -q -p no:cacheprovider sympy/core/tests/test_facts.py'
+bin/dsec bench cache --layer web --lives "1,${LIVE:-1000}" --plots bench/plots \
+  --work 'git --version >/dev/null && cat /usr/lib/python3.11/*.py >/dev/null'

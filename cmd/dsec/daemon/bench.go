@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -97,6 +98,7 @@ type bed struct {
 	dir    string
 	store  *store.Store
 	layers layer.Set // of the first source
+	made   map[string]making
 	ours   bench.Runtime
 	idle   []dsec.SandboxID
 }
@@ -112,7 +114,7 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 		return err
 	}
 	defer func() { err = joinAfter(ctx, err, s, remove) }()
-	b := &bed{dir: filepath.Dir(s.Data)}
+	b := &bed{dir: filepath.Dir(s.Data), made: map[string]making{}}
 	steps := append([]lifecycle.Step{
 		{Name: "layers", Do: func(ctx context.Context) (err error) {
 			if b.store, err = store.Open(s.layerDir(), store.Options{Log: log}); err != nil {
@@ -134,15 +136,24 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 	return run(ctx, f, b)
 }
 
+// making is what it took to make a layer: bytes of its files, and time.
+type making struct {
+	bytes int64
+	took  time.Duration
+}
+
 // importAll makes the layers and takes the first.
 func (b *bed) importAll(ctx context.Context, sources []source) (err error) {
 	for _, src := range sources {
 		if len(sources) > 1 {
 			fmt.Fprintln(os.Stderr, "making layer", src.tag)
 		}
-		if _, err := b.store.Import(ctx, src.from, src.tag, image.Options{}); err != nil {
+		begin := time.Now()
+		l, err := b.store.Import(ctx, src.from, src.tag, image.Options{})
+		if err != nil {
 			return err
 		}
+		b.made[src.tag] = making{l.MetaSize + l.DataSize, time.Since(begin)}
 	}
 	b.layers, err = b.store.Acquire(ctx, "bench", []dsec.LayerRef{dsec.LayerRef(sources[0].tag)})
 	return err

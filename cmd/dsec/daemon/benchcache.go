@@ -59,6 +59,7 @@ func benchCacheVerb(b *benchFlags) *cobra.Command {
 type mounted struct {
 	*bed
 	way   string
+	drop  bool // what is cached of the data file is given back while it is read
 	mount *os.File
 	data  string // what the file system reads
 	ids   []dsec.SandboxID
@@ -79,25 +80,31 @@ type cacheRow struct {
 
 // benchCache has a machine for each way at the same time, so that rounds can be interleaved.
 func benchCache(ctx context.Context, f *cacheFlags) error {
-	return withMount(ctx, f, "buffered", false, func(buffered *mounted) error {
-		return withMount(ctx, f, "directio", true, func(direct *mounted) error {
-			var rows []cacheRow
-			for _, live := range f.lives {
-				r, err := cacheRounds(ctx, f, []*mounted{buffered, direct}, live)
-				if err != nil {
-					return err
-				}
-				rows = append(rows, r...)
+	return withMounts(ctx, f, nil, []mounted{{way: "buffered"}, {way: "directio"}, {way: "buffered, given back", drop: true}}, func(all []*mounted) error {
+		var rows []cacheRow
+		for _, live := range f.lives {
+			r, err := cacheRounds(ctx, f, all, live)
+			if err != nil {
+				return err
 			}
-			return printCache(f, rows)
-		})
+			rows = append(rows, r...)
+		}
+		return printCache(f, rows)
 	})
+}
+
+// withMounts makes a machine for each way, all alive together.
+func withMounts(ctx context.Context, f *cacheFlags, have []*mounted, ways []mounted, run func([]*mounted) error) error {
+	if len(ways) == 0 {
+		return run(have)
+	}
+	return withMount(ctx, f, ways[0], func(m *mounted) error { return withMounts(ctx, f, append(have, m), ways[1:], run) })
 }
 
 // withMount makes a machine with the layer already mounted, where it looks for
 // what an earlier process has left.
-func withMount(ctx context.Context, f *cacheFlags, way string, direct bool, run func(*mounted) error) error {
-	m := &mounted{way: way}
+func withMount(ctx context.Context, f *cacheFlags, way mounted, run func(*mounted) error) error {
+	m := &way
 	flags := *f.benchFlags
 	end := func() error { return nil }
 	flags.mount = func(ctx context.Context, b *bed) (err error) {
@@ -105,15 +112,15 @@ func withMount(ctx context.Context, f *cacheFlags, way string, direct bool, run 
 		if m.data, end, err = bench.PlainFile(l); err != nil {
 			return err
 		}
-		if m.mount, err = bench.MountLayer(l, m.data, direct); err != nil {
-			return dsec.E(dsec.Unsupported, "mount layer", way, err)
+		if m.mount, err = bench.MountLayer(l, m.data, m.way == "directio"); err != nil {
+			return dsec.E(dsec.Unsupported, "mount layer", m.way, err)
 		}
 		return b.hold.Put(ctx, "layer/"+string(l.Digest), m.mount)
 	}
 	err := withBed(ctx, &flags, func(ctx context.Context, _ *benchFlags, b *bed) error {
 		defer m.mount.Close()
 		if name := b.mounts.Plan().Name(); !strings.HasPrefix(name, "detached") {
-			return dsec.Errorf(dsec.Unsupported, "measure mounts", way, "this kernel needs mounts to be %s; Linux 6.15 is the first that does not", name)
+			return dsec.Errorf(dsec.Unsupported, "measure mounts", m.way, "this kernel needs mounts to be %s; Linux 6.15 is the first that does not", name)
 		}
 		m.bed = b
 		return run(m)
@@ -139,7 +146,7 @@ func cacheRounds(ctx context.Context, f *cacheFlags, ways []*mounted, live int) 
 				return nil, err
 			}
 			all[m.way] = append(all[m.way], r)
-			progress(fmt.Sprintf("%-8s %4d live, round %d: cold %s, warm %s, %d MiB cached", m.way, live, round, r.Cold.Round(time.Millisecond),
+			progress(fmt.Sprintf("%-20s %4d live, round %d: cold %s, warm %s, %d MiB cached", m.way, live, round, r.Cold.Round(time.Millisecond),
 				r.Warm.Round(time.Millisecond), r.Cached.Sum()>>20))
 		}
 	}
@@ -188,15 +195,46 @@ func (m *mounted) readAll(ctx context.Context, r *cacheRow) error {
 	rt := m.ours
 	rt.Argv = images.Run{Command: "find / -xdev -type f -print0 | xargs -0 cat >/dev/null"}.Argv()
 	for _, took := range []*time.Duration{&r.Cold, &r.Warm} {
+		stop := m.givingBack()
 		begin := time.Now()
-		if err := rt.Must(ctx, m.ids[0], nil); err != nil {
+		err := rt.Must(ctx, m.ids[0], nil)
+		*took = time.Since(begin)
+		if err := errors.Join(err, stop()); err != nil {
 			return err
 		}
-		*took = time.Since(begin)
 	}
 	var err error
 	r.Cached, err = bench.CachedOf(m.mount, m.data)
 	return err
+}
+
+// givingBack drops what is cached of the data file again and again until it is
+// stopped, and then once more.
+func (m *mounted) givingBack() (stop func() error) {
+	if !m.drop {
+		return func() error { return nil }
+	}
+	end, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				if err := bench.DropDevice(m.data); err != nil {
+					done <- err
+					return
+				}
+			case <-end:
+				done <- bench.DropDevice(m.data)
+				return
+			}
+		}
+	}()
+	return func() error {
+		close(end)
+		return <-done
+	}
 }
 
 func printCache(f *cacheFlags, rows []cacheRow) error {
@@ -222,7 +260,7 @@ func plotCache(dir string, rows []cacheRow) error {
 	var groups []string
 	cold, warm, cached := plot.Series{Name: "cold"}, plot.Series{Name: "warm"}, plot.Series{}
 	for _, r := range rows {
-		groups = append(groups, fmt.Sprintf("%s, %d live", r.Way, r.Live))
+		groups = append(groups, fmt.Sprintf("%s: %d live", r.Way, r.Live))
 		rate := func(d time.Duration) float64 { return float64(r.Bytes) / (1 << 20) / d.Seconds() }
 		cold.Y, warm.Y = append(cold.Y, rate(r.Cold)), append(warm.Y, rate(r.Warm))
 		cached.Y = append(cached.Y, float64(r.Cached.Sum())/float64(r.Bytes))
