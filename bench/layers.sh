@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What layers cost, on images of Debian and PyPI packages (some 7 GB below
+# What layers cost, on images of Debian and PyPI packages (some 6 GB below
 # .cache/images, made once). Prints what bench/RESULTS.md has of it and draws
 # bench/plots. N= sandboxes of the set-up, LIVE= of the mount options.
 set -euo pipefail

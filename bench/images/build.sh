@@ -90,6 +90,7 @@ workspace() { # OUT REQUIREMENT
     git add --all --force
     git -c core.fsync=none commit --quiet --message "$2"
     git -c gc.auto=0 -c pack.threads=1 repack -adq
+    rm .git/index && git read-tree HEAD # without inode numbers and times of this tree
   )
   pack "$tree" "$out"
   rm -rf "$tree"
