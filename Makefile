@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := build
 PY := .venv/bin/python
 
-.PHONY: help build setup native test test-go test-py test-long test-vm lint demo bench generate install clean
+.PHONY: help build setup native test test-go test-py test-long test-vm lint demo bench bench-layers generate install clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ demo: setup build .venv/.done ## the main job on real input (N=200 BASE=oci-ref)
 
 bench: setup build ## dsec beside runc and crun, same run
 	@bench/run.sh
+
+bench-layers: setup build ## what layers cost, on images of Debian and PyPI packages
+	@bench/layers.sh
 
 generate: ## regenerate api/ from the protobuf files
 	@api/generate.sh

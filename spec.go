@@ -51,6 +51,9 @@ type Lifetimes struct {
 	Idle      time.Duration `json:"idle"`      // without a running exec, an attached client or a renewal: stop
 	Lifetime  time.Duration `json:"lifetime"`  // 0: no cap
 	Retention time.Duration `json:"retention"` // how long a stopped disk is kept
+	// KeepFailed: the disk of a sandbox that did not end well is packed before it
+	// goes, and kept so long; 0: it is not. No default of the node's.
+	KeepFailed time.Duration `json:"keep_failed,omitempty"`
 }
 
 // LayerRef names a layer: a digest ("sha256:…") or a tag ("name:tag").
@@ -282,7 +285,7 @@ func (l *Lifetimes) validate() error {
 	for _, f := range []struct {
 		name string
 		d    time.Duration
-	}{{"idle", l.Idle}, {"lifetime", l.Lifetime}, {"retention", l.Retention}} {
+	}{{"idle", l.Idle}, {"lifetime", l.Lifetime}, {"retention", l.Retention}, {"keep_failed", l.KeepFailed}} {
 		if f.d < 0 || f.d > MaxLifetime {
 			return Errorf(Invalid, "validate spec", "lifetimes."+f.name, "%v, want 0 to %v", f.d, MaxLifetime)
 		}

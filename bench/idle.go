@@ -19,15 +19,16 @@ func (r Runtime) Fill(ctx context.Context, n, atOnce int) ([]dsec.SandboxID, err
 	for i := range ids {
 		ids[i] = dsec.NewSandboxID(r.Node)
 	}
-	return ids, r.each(ctx, ids, atOnce, r.Create)
+	return ids, r.Each(ctx, ids, atOnce, r.Create)
 }
 
 // Drain destroys sandboxes.
 func (r Runtime) Drain(ctx context.Context, ids []dsec.SandboxID) error {
-	return r.each(ctx, ids, 8, r.RT.Destroy)
+	return r.Each(ctx, ids, 8, r.RT.Destroy)
 }
 
-func (r Runtime) each(ctx context.Context, ids []dsec.SandboxID, atOnce int, do func(context.Context, dsec.SandboxID) error) error {
+// Each does something with sandboxes, so many at once.
+func (r Runtime) Each(ctx context.Context, ids []dsec.SandboxID, atOnce int, do func(context.Context, dsec.SandboxID) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(atOnce, 1))
 	for _, id := range ids {

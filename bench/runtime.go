@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -79,6 +80,60 @@ func (r Runtime) Exec(ctx context.Context, id dsec.SandboxID) (time.Duration, er
 }
 
 func (w *runtimeWorker) Close() error { return nil }
+
+// Must runs the command of r, which must succeed, and tells what it printed if
+// it does not. It reads stdin, if there is one, to its end.
+func (r Runtime) Must(ctx context.Context, id dsec.SandboxID, stdin io.Reader) error {
+	ex, ok := r.RT.(dsecruntime.Execer)
+	if !ok {
+		return dsec.Errorf(dsec.Unsupported, "bench exec", r.Name, "the tier cannot run commands")
+	}
+	p, err := ex.Exec(ctx, id, process.Spec{Argv: r.Argv, Stdin: stdin != nil})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = p.Release(context.WithoutCancel(ctx)) }()
+	if stdin != nil {
+		if err := feed(ctx, p, stdin); err != nil {
+			return err
+		}
+	}
+	res, err := p.Wait(ctx)
+	if err != nil || res.Status == process.Exited && res.ExitCode == 0 {
+		return err
+	}
+	var said []byte
+	for _, s := range []process.Stream{process.Stdout, process.Stderr} {
+		head, tail, _, err := p.Kept(ctx, s)
+		if err != nil {
+			return err
+		}
+		said = append(append(said, head...), tail...)
+	}
+	return fmt.Errorf("bench exec %q: status %s, exit code %d: %s", r.Argv, res.Status, res.ExitCode, said[max(0, len(said)-2000):])
+}
+
+// feed writes all of r to the stdin of a command and closes it. A command that
+// ends before has an exit code that says why.
+func feed(ctx context.Context, p process.Process, r io.Reader) error {
+	b := make([]byte, 256<<10)
+	for {
+		n, err := r.Read(b)
+		for left := b[:n]; len(left) > 0; {
+			wrote, err := p.Write(ctx, left)
+			if err != nil {
+				return nil
+			}
+			left = left[wrote:]
+		}
+		if err == io.EOF {
+			return p.CloseStdin(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
 
 // ExecContender measures one command after the other in a live sandbox.
 func (r Runtime) ExecContender(id dsec.SandboxID) Contender {

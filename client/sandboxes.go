@@ -24,13 +24,25 @@ type Sandbox struct {
 	Expires time.Time      `json:"expires,omitzero"` // zero: no cap
 	Starts  int            `json:"starts"`
 	Steps   []dsec.Step    `json:"steps,omitempty"` // of the last creation or start
+	Kept    *KeptDisk      `json:"kept,omitempty"`  // its disk, packed because it failed
+}
+
+// KeptDisk is the packed disk of a sandbox that failed.
+type KeptDisk struct {
+	Digest string    `json:"digest"`
+	Tag    string    `json:"tag"`
+	Until  time.Time `json:"until"`
 }
 
 func sandbox(p *dsecv1.Sandbox) Sandbox {
-	return Sandbox{ID: dsec.SandboxID(p.GetId()), Project: p.GetProject(), Node: dsec.NodeID(p.GetNode()),
+	s := Sandbox{ID: dsec.SandboxID(p.GetId()), Project: p.GetProject(), Node: dsec.NodeID(p.GetNode()),
 		Spec: wire.SpecFrom(p.GetSpec()), State: dsec.State(p.GetState()), Result: wire.ResultFrom(p.GetResult()),
 		Digests: p.GetDigests(), Created: wire.Instant(p.GetCreated()), Changed: wire.Instant(p.GetChanged()),
 		Expires: wire.Instant(p.GetExpires()), Starts: int(p.GetStarts()), Steps: wire.StepsFrom(p.GetSteps())}
+	if k := p.GetKept(); k != nil {
+		s.Kept = &KeptDisk{Digest: k.Digest, Tag: k.Tag, Until: wire.Instant(k.Until)}
+	}
+	return s
 }
 
 // Create returns when the sandbox runs.
@@ -188,17 +200,6 @@ func (c *Client) Delete(ctx context.Context, id dsec.SandboxID) (existed bool, e
 		return err
 	})
 	return resp.GetExisted(), err
-}
-
-// Commit stops a sandbox, makes a layer of its disk and tags it.
-func (c *Client) Commit(ctx context.Context, id dsec.SandboxID, tag string) (digest string, err error) {
-	req := &dsecv1.CommitRequest{Id: string(id), Tag: tag, CallId: newKey()}
-	var resp *dsecv1.CommitResponse
-	err = c.retry(ctx, "commit sandbox", func() (err error) {
-		resp, err = c.sandboxes.Commit(ctx, req)
-		return err
-	})
-	return resp.GetDigest(), err
 }
 
 // Stats samples what a sandbox uses.

@@ -12,6 +12,21 @@ const maxGlobs = 256
 // glob is a pattern by components. "**" stands for any number of them.
 type glob []string
 
+// Glob is a pattern of whole paths, for others than the file service.
+type Glob struct{ g glob }
+
+// CompileGlob reads a pattern by components; "**" stands for any number of them.
+func CompileGlob(pattern string) (Glob, error) {
+	all, err := compileGlobs("read glob", []string{pattern})
+	if err != nil {
+		return Glob{}, err
+	}
+	return Glob{all[0]}, nil
+}
+
+// Match tells whether a path, relative to the root, is one of them.
+func (g Glob) Match(rel string) bool { return g.g.match(strings.Split(rel, "/")) }
+
 // compileGlobs checks patterns; a leading slash is that of the directory.
 func compileGlobs(op string, patterns []string) ([]glob, error) {
 	if len(patterns) > maxGlobs {

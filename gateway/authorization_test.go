@@ -33,7 +33,7 @@ const (
 var authorization = map[string]string{
 	"Sandboxes/Create": project, "Sandboxes/CreateMany": project, "Sandboxes/List": project,
 	"Sandboxes/Get": owner, "Sandboxes/Start": owner, "Sandboxes/Stop": owner, "Sandboxes/Delete": owner, "Sandboxes/Pause": owner,
-	"Sandboxes/Resume": owner, "Sandboxes/Renew": owner, "Sandboxes/Commit": owner, "Sandboxes/Stats": owner,
+	"Sandboxes/Resume": owner, "Sandboxes/Renew": owner, "Sandboxes/Commit": owner, "Sandboxes/Changes": owner, "Sandboxes/Stats": owner,
 	"Commands/Exec": owner, "Commands/WriteStdin": owner, "Commands/CloseStdin": owner, "Commands/Signal": owner,
 	"Commands/Kill": owner, "Commands/Resize": owner, "Commands/Wait": owner, "Commands/Output": owner, "Commands/Kept": owner,
 	"Commands/Release": owner,
@@ -222,7 +222,7 @@ func TestUsersMoveOnlyTagsOfTheirProject(t *testing.T) {
 		_, all["upload"] = user.UploadTree(ctx, strings.NewReader("x"), client.BuildOptions{Tag: tag})
 		all["tag"] = user.TagLayer(ctx, "mine:1", dsec.LayerRef(tag))
 		_, all["repack"] = user.RepackLayer(ctx, "mine:1", tag, nil)
-		_, all["commit"] = user.Commit(ctx, sb.ID, tag)
+		_, all["commit"] = user.Commit(ctx, sb.ID, client.CommitOptions{Tag: tag})
 		return all
 	}
 	for _, tag := range []string{"base:1", "theirs:1"} {

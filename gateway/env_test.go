@@ -144,8 +144,12 @@ func (n *thinNode) Renew(ctx context.Context, id dsec.SandboxID, _ time.Duration
 	return n.Get(ctx, id)
 }
 
-func (n *thinNode) Commit(context.Context, dsec.SandboxID, layer.Tag, string) (string, error) {
-	return "sha256:0", nil
+func (n *thinNode) Commit(context.Context, dsec.SandboxID, layer.Tag, dsec.Scrub, string) (dsec.Packed, error) {
+	return dsec.Packed{Digest: "sha256:0"}, nil
+}
+
+func (n *thinNode) Changes(ctx context.Context, id dsec.SandboxID, most int) (dsec.Changes, error) {
+	return n.rt.Changes(ctx, id, most)
 }
 
 func (n *thinNode) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error) {

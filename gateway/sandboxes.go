@@ -297,6 +297,13 @@ func (s *sandboxes) Commit(ctx context.Context, req *dsecv1.CommitRequest) (*dse
 	return resp, s.on(ctx, req.Id, wire.VerbCommit, req, resp)
 }
 
+func (s *sandboxes) Changes(ctx context.Context, req *dsecv1.ChangesRequest) (*dsecv1.ChangesResponse, error) {
+	ctx, cancel := within(ctx, commitWithin)
+	defer cancel()
+	resp := &dsecv1.ChangesResponse{}
+	return resp, s.on(ctx, req.Id, wire.VerbChanges, req, resp)
+}
+
 func (s *sandboxes) Stats(ctx context.Context, req *dsecv1.StatsRequest) (*dsecv1.StatsResponse, error) {
 	resp := &dsecv1.StatsResponse{}
 	return resp, s.on(ctx, req.Id, wire.VerbStats, req, resp)

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
+	"strings"
 
 	"github.com/opendsec/dsec/image/erofs"
 )
@@ -15,7 +17,10 @@ type MergeOptions struct {
 	// KeepWhiteouts makes a layer that stands on others: what hides a name or
 	// moves a directory of the layers below those that are merged is kept.
 	KeepWhiteouts bool
-	UserXattr     bool // the layers are, and the result is, for mounts with userxattr
+	// Hides, with KeepWhiteouts, tells whether the layers below have a path; a
+	// whiteout for one they have not is left out. nil: they may have any.
+	Hides     func(path string) (bool, error)
+	UserXattr bool // the layers are, and the result is, for mounts with userxattr
 
 	MaxBytes   int64 // of contents; default 256 GiB
 	MaxEntries int64 // default 8 Mi
@@ -47,11 +52,51 @@ func Merge(ctx context.Context, lowersBottomFirst []*erofs.Image, dst Files, opt
 			return Result{}, classify(op, "", fmt.Errorf("layer %d: %w", i, err))
 		}
 	}
+	if opts.KeepWhiteouts {
+		if err := o.tidy(o.root, below{}, opts.Hides); err != nil {
+			return Result{}, classify(op, "", err)
+		}
+	}
 	res, err := o.write(ctx, dst, limits)
 	if err != nil {
 		return Result{}, classify(op, "", err)
 	}
 	return res, nil
+}
+
+// tidy takes out the whiteouts that hide nothing: in directories through which
+// nothing shines, where they would be listed, and of names that nobody below has.
+func (o *overlaid) tidy(d *erofs.Inode, low below, hides func(string) (bool, error)) error {
+	for _, name := range d.Names() {
+		c := d.Child(name)
+		switch {
+		case c.IsDir():
+			under := below{path: path.Join(low.path, name), none: low.none}
+			switch m := o.marksOf(c); {
+			case m.opaque:
+				under.none = true
+			case strings.HasPrefix(m.redirect, "/"):
+				under = below{path: strings.Trim(m.redirect, "/")}
+			case m.redirect != "":
+				under.path = path.Join(low.path, m.redirect)
+			}
+			if err := o.tidy(c, under, hides); err != nil {
+				return err
+			}
+		case c.IsWhiteout():
+			keep := !low.none
+			if keep && hides != nil {
+				var err error
+				if keep, err = hides(path.Join(low.path, name)); err != nil {
+					return err
+				}
+			}
+			if !keep {
+				d.Unlink(name)
+			}
+		}
+	}
+	return nil
 }
 
 // write copies what the tree still has and writes the layer.

@@ -330,3 +330,53 @@ func TestMergeFollowsADirectoryThatMovedTwice(t *testing.T) {
 	expect(t, overlay(t, ",redirect_dir=follow", mount(t, c), mount(t, layers[0])), want)
 	expect(t, mount(t, mergeLayers(t, layers, MergeOptions{})), want)
 }
+
+// TestMergeLeavesOutWhiteoutsThatHideNothing: in a directory through which
+// nothing shines they would be listed, however deep they are.
+func TestMergeLeavesOutWhiteoutsThatHideNothing(t *testing.T) {
+	var layers []converted
+	for _, members := range [][]member{
+		{dir("d"), file("d/.wh..wh..opq", ""), dir("d/sub"), file("d/sub/y", "y"), file("d/sub/z", "z"), file(".wh.low", "")},
+		{dir("d"), dir("d/sub"), file("d/sub/.wh.y", ""), dir("e"), file("e/.wh.not", "")}} {
+		src := writeFile(t, makeTar(t, members...))
+		c, err := tryConvertAt(t, Location{Source: src, Path: src, Kind: KindFile, Tar: true, Whiteouts: true}, Options{KeepWhiteouts: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		layers = append(layers, c)
+	}
+	var asked []string
+	hides := func(name string) (bool, error) {
+		asked = append(asked, name)
+		return name == "low", nil
+	}
+	for want, opts := range map[string]MergeOptions{
+		"low e/not": {KeepWhiteouts: true}, "low": {KeepWhiteouts: true, Hides: hides}, "": {}} {
+		var got []string
+		im := openConverted(t, mergeLayers(t, layers, opts))
+		if err := im.Walk(func(name string, n *erofs.Node) error {
+			if n.IsWhiteout() {
+				got = append(got, name)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		slices.SortFunc(got, func(a, b string) int { return len(a) - len(b) })
+		if strings.Join(got, " ") != want {
+			t.Errorf("%v, want %s", got, want)
+		}
+	}
+	if slices.Sort(asked); !slices.Equal(asked, []string{"e/not", "low"}) {
+		t.Errorf("asked for %v", asked)
+	}
+	broken := errors.New("broken")
+	var images []*erofs.Image
+	for _, l := range layers {
+		images = append(images, openConverted(t, l))
+	}
+	_, err := Merge(t.Context(), images, Files{}, MergeOptions{KeepWhiteouts: true, Hides: func(string) (bool, error) { return false, broken }})
+	if !errors.Is(err, broken) {
+		t.Error(err)
+	}
+}

@@ -18,5 +18,10 @@ func PackKey(d Digest) string { return "packs/" + d.Hex() }
 // HintKey is where it says which index has a chunk.
 func HintKey(d Digest) string { return "hints/" + d.Hex() }
 
+// LineageKey is where the lineage of a packed layer is. It is no part of the
+// layer: it may be missing, and of layers with the same bytes it is that of the
+// first.
+func LineageKey(d Digest) string { return "lineages/" + d.Hex() }
+
 // TraceKey is where the access trace of a layer is.
 func TraceKey(d Digest) string { return "traces/" + d.Hex() }

@@ -8,6 +8,8 @@ package layer
 
 import (
 	"context"
+	"io"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
@@ -29,6 +31,8 @@ type Info struct {
 	// Layers are those of a stack, the lowest first, and Digest is the stack's;
 	// sizes and entries are theirs together. Of a layer there are none.
 	Layers []Part `json:"layers,omitempty"`
+	// Lineage is there if it was packed from a sandbox's disk; not part of the digest.
+	Lineage *dsec.Lineage `json:"lineage,omitempty"`
 }
 
 // IsStack reports whether it is a stack and no layer.
@@ -55,7 +59,15 @@ type Set struct {
 // admins. There is one namespace: a name that is taken is taken for all.
 type Tag struct {
 	Name    string
-	Project string // "": nobody's
+	Project string    // "": nobody's
+	Expires time.Time // zero: never; then the tag goes, and the layer if nothing else keeps it
+}
+
+// New describes a layer whose two files the caller writes.
+type New struct {
+	Source string        // where it comes from, for people
+	Config *image.Config // kept with the layer; may be nil
+	Tag    Tag           // without a name: none
 }
 
 // Store is what a node needs of the layer store.
@@ -65,7 +77,8 @@ type Store interface {
 	For(project string) Store
 	// Acquire resolves refs (tags or digests of layers or stacks, bottom first),
 	// makes the layers whole and verified here, and leases them under the name
-	// until Release. A stack stands for its layers; a layer that is there twice
+	// until Release. A stack stands for its layers, and a packed layer that is the
+	// lowest for those it was packed on and itself; a layer that is there twice
 	// counts where it is highest. At most MaxStack layers in all. The same name
 	// and refs again return the same set. NotFound names the ref.
 	Acquire(ctx context.Context, lease string, refs []dsec.LayerRef) (Set, error)
@@ -73,6 +86,15 @@ type Store interface {
 	Release(ctx context.Context, lease string) error
 	// Leases lists the names held, so that a restarted node can drop strays.
 	Leases(ctx context.Context) ([]string, error)
+	// OpenData opens the data of a layer that is leased, to read any of them here
+	// until ctx ends: what is not on this machine is fetched as it is read.
+	OpenData(ctx context.Context, l Local) (Data, error)
+}
+
+// Data are the contents of a layer, as its metadata points into them.
+type Data interface {
+	io.ReaderAt
+	io.Closer
 }
 
 // IsTemplate reports whether it is a stack that binds a name to parts.

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -17,9 +16,9 @@ import (
 	dsecruntime "github.com/opendsec/dsec/runtime"
 )
 
-// Importer makes a layer of a tar of a writable layer, tags it and returns its
-// digest.
-type Importer func(ctx context.Context, tar io.Reader, tag layer.Tag, base image.Config) (digest string, err error)
+// Adder makes a layer of two files that fill writes, tags it, and keeps the
+// lineage that fill returns with it.
+type Adder func(ctx context.Context, n layer.New, fill func(image.Files) (dsec.Lineage, error)) (layer.Info, error)
 
 // Config is all a node needs. Zero fields without a comment are required.
 type Config struct {
@@ -28,7 +27,7 @@ type Config struct {
 	Runtimes map[dsec.Tier]dsecruntime.Runtime
 	Store    layer.Store
 
-	Import     Importer         // nil: Commit is Unsupported
+	Add        Adder            // nil: Commit is Unsupported
 	MountRoots []string         // host directories that may be shown inside; none: no host mounts
 	Budgets    Budgets          // zero fields: see Budgets
 	Lifetimes  dsec.Lifetimes   // defaults of specs; zero fields: see fillSpec
@@ -36,6 +35,7 @@ type Config struct {
 	StartLimit int              // creations and starts at work at once; 0: 4 for each core
 	StartQueue int              // of those that wait for a turn; 0: 1,024
 	StartTime  time.Duration    // most a creation may take; 0: 10 min
+	PackTime   time.Duration    // most that packing the disk of a failed sandbox may take; 0: 10 min
 	StopGrace  time.Duration    // that a main process gets; 0: 5 s
 	Tick       time.Duration    // of expiry and clean-up; 0: 1 s
 	Clock      func() time.Time // nil: time.Now
@@ -76,6 +76,7 @@ func (c *Config) fill() error {
 	setDefault(&c.StartLimit, 4*runtime.NumCPU())
 	setDefault(&c.StartQueue, 1024)
 	setDefault(&c.StartTime, 10*time.Minute)
+	setDefault(&c.PackTime, 10*time.Minute)
 	setDefault(&c.StopGrace, 5*time.Second)
 	setDefault(&c.Tick, time.Second)
 	setDefault(&c.Lifetimes.Idle, time.Hour)

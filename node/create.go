@@ -310,9 +310,6 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 			Do: func(ctx context.Context) (err error) {
 				ctx = layer.WithProgress(ctx, b.tellImage())
 				set, err = n.cfg.Store.For(b.rec.Project).Acquire(ctx, string(b.id), refsOf(spec))
-				if err == nil {
-					err = checkTwice(set, refsOf(spec))
-				}
 				if err != nil {
 					err = errors.Join(&buildError{err, false}, n.release(ctx, b))
 				}

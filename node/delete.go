@@ -48,6 +48,9 @@ func (n *Node) delete(ctx context.Context, b *box, res *dsec.Result, extra []op)
 
 // finishDelete does what the ledger says was begun.
 func (n *Node) finishDelete(ctx context.Context, b *box, extra []op) error {
+	if err := n.keepFailed(ctx, b); err != nil {
+		return b.later(err)
+	}
 	dctx, done := n.detached(ctx, undoLimit)
 	defer done()
 	if err := failpoint.Hit(dctx, "node.delete.runtime"); err != nil {

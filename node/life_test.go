@@ -1,11 +1,9 @@
 package node
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -14,9 +12,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
-	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/internal/failpoint"
-	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -289,42 +285,6 @@ func TestI1_AnOOMOfTheMainProcessFailsTheSandbox(t *testing.T) {
 	if got, _ := w.Get(t.Context(), done.ID); got.Result.Cause != dsec.CauseCompleted {
 		t.Fatalf("%+v", got.Result)
 	}
-}
-
-func TestCommit(t *testing.T) {
-	var names []string
-	w := newWorld(t, func(c *Config) {
-		c.Import = func(_ context.Context, r io.Reader, tag layer.Tag, _ image.Config) (string, error) {
-			tr := tar.NewReader(r)
-			for {
-				h, err := tr.Next()
-				if err == io.EOF {
-					return "sha256:" + tag.Name, nil
-				}
-				if err != nil {
-					return "", err
-				}
-				if strings.HasPrefix(tag.Name, "bad") {
-					return "", dsec.E(dsec.Corrupt, "import", tag.Name, nil)
-				}
-				names = append(names, h.Name)
-			}
-		}
-	})
-	sb := w.create(nil)
-	w.run(sb.ID, "echo x > /root/f")
-	_, err := w.Commit(t.Context(), sb.ID, layer.Tag{Name: "bad:1"}, "")
-	wantClass(t, err, dsec.Corrupt)
-	for range 2 {
-		if d, err := w.Commit(t.Context(), sb.ID, layer.Tag{Name: "mine:1"}, "c"); err != nil || d != "sha256:mine:1" {
-			t.Fatal(d, err)
-		}
-	}
-	if !slices.Equal(names, []string{"root/f"}) || w.stateOf(sb.ID) != dsec.Stopped {
-		t.Fatalf("imported %v", names)
-	}
-	_, err = w.Commit(t.Context(), sb.ID, layer.Tag{}, "")
-	wantClass(t, err, dsec.Invalid)
 }
 
 func TestFilesAreEvents(t *testing.T) {

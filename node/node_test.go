@@ -49,6 +49,10 @@ func (s *memStore) Acquire(ctx context.Context, lease string, refs []dsec.LayerR
 	return set, nil
 }
 
+func (s *memStore) OpenData(_ context.Context, l layer.Local) (layer.Data, error) {
+	return nil, dsec.Errorf(dsec.NotFound, "open data of layer", string(l.Digest), "it has none")
+}
+
 func (s *memStore) Release(_ context.Context, lease string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

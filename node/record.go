@@ -51,6 +51,7 @@ type record struct {
 	Events   []dsec.Event   `json:"events,omitempty"`
 	Outputs  []output       `json:"outputs,omitempty"`
 	SpecHash string         `json:"spec_hash,omitempty"` // of the spec as it was asked for
+	Kept     *Kept          `json:"kept,omitempty"`      // its disk
 }
 
 // output is what is left of a command.
@@ -122,6 +123,10 @@ func (r *record) sandbox() Sandbox {
 	if r.Result != nil {
 		res := *r.Result
 		s.Result = &res
+	}
+	if r.Kept != nil {
+		kept := *r.Kept
+		s.Kept = &kept
 	}
 	return s
 }

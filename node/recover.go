@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -182,8 +183,9 @@ func (n *Node) releaseStrays(ctx context.Context) error {
 		return dsec.E(dsec.ClassOf(err), "list leases", string(n.cfg.ID), err)
 	}
 	for _, name := range leases {
-		id, node, err := dsec.ParseSandboxID(name)
-		if err != nil || node != n.cfg.ID || n.find(id) != nil {
+		id, node, err := dsec.ParseSandboxID(strings.TrimSuffix(name, packSuffix))
+		packing := strings.HasSuffix(name, packSuffix) // nobody packs any more
+		if err != nil || node != n.cfg.ID || !packing && n.find(id) != nil {
 			continue // somebody else's, or in use
 		}
 		if err := n.cfg.Store.Release(ctx, name); err != nil {

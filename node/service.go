@@ -39,6 +39,14 @@ type Sandbox struct {
 	Expires time.Time // zero: no cap
 	Starts  int
 	Steps   []dsec.Step // of its last creation or start
+	Kept    *Kept       // its disk, packed because it failed; nil: it is not
+}
+
+// Kept says where the disk of a failed sandbox is.
+type Kept struct {
+	Digest string    `json:"digest"`
+	Tag    string    `json:"tag"`
+	Until  time.Time `json:"until"`
 }
 
 // Filter selects sandboxes; zero fields match all.
@@ -74,8 +82,9 @@ type Service interface {
 	Resume(ctx context.Context, id dsec.SandboxID, callID string) (Sandbox, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(ctx context.Context, id dsec.SandboxID, lifetime time.Duration, callID string) (Sandbox, error)
-	// Commit gives the layer the tag, and the tag to its project.
-	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, callID string) (digest string, err error)
+	// Commit makes a layer of what was changed in the sandbox, which may run and
+	// goes on, and gives it the tag, if there is one, and the tag to its project.
+	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scrub dsec.Scrub, callID string) (dsec.Packed, error)
 }
 
 // Inside is what reaches into a sandbox. Exec and Dial resume a paused sandbox
@@ -87,6 +96,9 @@ type Inside interface {
 	Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error)
 	Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error)
 	Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error)
+	// Changes lists what differs from the layers, at most so many. It works on a
+	// disk that is still there, and on one that is gone and was kept.
+	Changes(ctx context.Context, id dsec.SandboxID, most int) (dsec.Changes, error)
 	// Attach marks the sandbox as in use until the returned func is called.
 	Attach(id dsec.SandboxID) (release func())
 }

@@ -10,7 +10,6 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/layer"
 )
 
 // oversized puts records into the ledger as an agent did that had no caps.
@@ -88,17 +87,5 @@ func TestARecordThatCouldNotBeReadIsNotWrittenAndFailsAlone(t *testing.T) {
 	}
 	if list, err := w.List(t.Context(), Filter{All: true}); err != nil || len(list) != 7 {
 		t.Errorf("%d listed, %v", len(list), err)
-	}
-}
-
-// TestALayerTwiceIsTheTasksFault: two names may mean one layer.
-func TestALayerTwiceIsTheTasksFault(t *testing.T) {
-	w := newWorld(t, nil)
-	_, err := w.Create(t.Context(), "p", dsec.Spec{Tier: dsec.TierContainer, Image: "base:1",
-		Layers: []dsec.LayerRef{"work:1", dsec.LayerRef(layer.DigestOf([]byte("work:1")))}})
-	wantClass(t, err, dsec.Invalid)
-	list, err := w.List(t.Context(), Filter{All: true})
-	if err != nil || len(list) != 1 || list[0].Result.Cause.Infra() {
-		t.Errorf("%+v, %v", list, err)
 	}
 }

@@ -181,9 +181,14 @@ func buildOverlay(at string, dir *os.File, o Overlay) (m *os.File, err error) {
 	if err := unix.Chdir(at); err != nil {
 		return nil, &os.PathError{Op: "change directory", Path: at, Err: err}
 	}
-	m, err = overlayFS().String("lowerdir", strings.Join(lowers, ":")).
-		String("upperdir", at+"/dir/"+Upper).
-		String("workdir", at+"/dir/"+workName).Mount(overlayAttrs)
+	if o.View {
+		lowers = append([]string{"dir/" + Upper}, lowers...)
+		m, err = overlayFS(true).String("lowerdir", strings.Join(lowers, ":")).Mount(overlayAttrs | unix.MOUNT_ATTR_RDONLY)
+	} else {
+		m, err = overlayFS(false).String("lowerdir", strings.Join(lowers, ":")).
+			String("upperdir", at+"/dir/"+Upper).
+			String("workdir", at+"/dir/"+workName).Mount(overlayAttrs)
+	}
 	return m, errors.Join(err, os.NewSyscallError("change directory", unix.Chdir("/")))
 }
 

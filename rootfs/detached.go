@@ -36,7 +36,7 @@ func cloneMapped(mount, userns *os.File) (*os.File, error) {
 }
 
 func (detached) Overlay(o Overlay) (*os.File, error) {
-	fs := overlayFS()
+	fs := overlayFS(o.View)
 	defer fs.Discard()
 	// A detached mount ends with its descriptor: all stay open until overlayfs has its own copies.
 	var open []*os.File
@@ -52,11 +52,20 @@ func (detached) Overlay(o Overlay) (*os.File, error) {
 		}
 		return err
 	}
+	if o.View {
+		f, err := linux.OpenBeneath(o.Dir, Upper, unix.O_PATH|unix.O_DIRECTORY)
+		if err := give("lowerdir+", f, err); err != nil {
+			return nil, err
+		}
+	}
 	for i := len(o.Lowers) - 1; i >= 0; i-- { // the first lowerdir+ is the top
 		c, err := cloneMapped(o.Lowers[i], o.UserNS)
 		if err := give("lowerdir+", c, err); err != nil {
 			return nil, err
 		}
+	}
+	if o.View {
+		return fs.Mount(overlayAttrs | unix.MOUNT_ATTR_RDONLY)
 	}
 	for _, d := range []struct{ key, name string }{{"upperdir", Upper}, {"workdir", workName}} {
 		f, err := linux.OpenBeneath(o.Dir, d.name, unix.O_PATH|unix.O_DIRECTORY)
@@ -72,8 +81,12 @@ func (detached) Overlay(o Overlay) (*os.File, error) {
 const overlayAttrs = unix.MOUNT_ATTR_NODEV
 
 // overlayFS begins an overlay with the options every root has. A uuid of its
-// own would be one more attribute to write, for file handles nobody takes.
-func overlayFS() *linux.FS {
-	return linux.NewFS("overlay").String("redirect_dir", "on").String("xino", "on").
-		String("index", "off").String("metacopy", "off").String("uuid", "off").Flag("volatile")
+// own would be one more attribute to write, for file handles nobody takes. A view
+// has no upper, to which some of them would belong.
+func overlayFS(view bool) *linux.FS {
+	fs := linux.NewFS("overlay").String("xino", "on").String("index", "off").String("metacopy", "off")
+	if view {
+		return fs.String("redirect_dir", "follow")
+	}
+	return fs.String("redirect_dir", "on").String("uuid", "off").Flag("volatile")
 }

@@ -278,7 +278,18 @@ func (m *Mounts) Users(d layer.Digest) (users int, isMounted bool) {
 
 // Stack returns a detached mount of a writable root.
 func (m *Mounts) Stack(r Root) (*os.File, error) {
-	o := Overlay{UserNS: r.UserNS, Dir: r.Dir, Lowers: make([]*os.File, len(r.Layers))}
+	return m.overlay(r, Overlay{UserNS: r.UserNS, Dir: r.Dir})
+}
+
+// View returns a detached, read-only mount of what a root with that upper
+// shows, with ids as they are on the disk. It may be made while the root is in
+// use; what is written there then shows or not.
+func (m *Mounts) View(r Root) (*os.File, error) {
+	return m.overlay(r, Overlay{Dir: r.Dir, View: true})
+}
+
+func (m *Mounts) overlay(r Root, o Overlay) (*os.File, error) {
+	o.Lowers = make([]*os.File, len(r.Layers))
 	m.mu.Lock()
 	used := m.users[r.User]
 	for i, d := range r.Layers {

@@ -79,6 +79,9 @@ type Overlay struct {
 	Lowers []*os.File // admitted layer mounts, bottom first
 	UserNS *os.File   // whose ids the lowers show
 	Dir    *os.File   // directory that holds "upper" and "work"
+	// View makes it read-only: the upper is the topmost lower, and nothing is
+	// written beside it.
+	View bool
 }
 
 // Root is what Mounts.Stack builds.

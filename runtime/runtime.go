@@ -26,8 +26,8 @@
 //
 // # Abilities
 //
-// What a tier can do beyond that are one-method interfaces: Execer, Filer,
-// Pauser, Resumer, Dialer, Snapshotter. A caller asks with a type assertion
+// What a tier can do beyond that are interfaces of a method or two: Execer, Filer,
+// Pauser, Resumer, Dialer, Packer. A caller asks with a type assertion
 // and reports Unsupported with the tier's name if it fails. Nothing in this
 // package mentions a pid, a descriptor or a host path of a running sandbox:
 // above the runtime nobody may assume a shared kernel.
@@ -40,6 +40,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 )
@@ -152,14 +153,15 @@ type Dialer interface {
 	Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error)
 }
 
-// Snapshotter turns the disk of a stopped or paused sandbox into a tar of its
-// writable layer with overlay whiteouts in OCI form (.wh. names), so that the
-// image package can make a layer of it.
-type Snapshotter interface {
-	Snapshot(ctx context.Context, id dsec.SandboxID, w TarSink) error
-}
-
-// TarSink receives a tar stream.
-type TarSink interface {
-	Write(p []byte) (int, error)
+// Packer makes layers of disks.
+type Packer interface {
+	// Pack writes what a sandbox changed as the two files of a layer that stands
+	// on those it was made of. It works on a sandbox that is stopped, has ended,
+	// is paused or runs; one that runs stands still for a moment, which is told,
+	// and goes on. What it holds is what the disk held at one moment: programs
+	// that survive being killed at any moment survive being packed. On error, and
+	// when ctx ends, the sandbox is as it was, and the files hold nothing of value.
+	Pack(ctx context.Context, id dsec.SandboxID, into image.Files, scrub dsec.Scrub) (dsec.Packed, error)
+	// Changes lists what a sandbox changed, at most so many.
+	Changes(ctx context.Context, id dsec.SandboxID, most int) (dsec.Changes, error)
 }

@@ -66,7 +66,7 @@ func ReportsFrom(reports []*dsecv1.TierReport) []runtime.Report {
 // Layer for the wire.
 func Layer(i layer.Info, tags []string) *dsecv1.Layer {
 	p := &dsecv1.Layer{Digest: string(i.Digest), MetaSize: i.MetaSize, DataSize: i.DataSize, Entries: i.Entries,
-		Source: i.Source, Image: i.Image, Tags: tags}
+		Source: i.Source, Image: i.Image, Tags: tags, Lineage: Lineage(i.Lineage)}
 	if c := i.Config; c != nil {
 		p.Config = &dsecv1.ImageConfig{Env: c.Env, User: c.User, Workdir: c.Workdir, Entrypoint: c.Entrypoint,
 			Cmd: c.Cmd, Arch: c.Arch, StopSignal: c.StopSignal}
@@ -80,7 +80,7 @@ func Layer(i layer.Info, tags []string) *dsecv1.Layer {
 // LayerFrom the wire.
 func LayerFrom(p *dsecv1.Layer) (layer.Info, []string) {
 	i := layer.Info{Digest: layer.Digest(p.GetDigest()), MetaSize: p.GetMetaSize(), DataSize: p.GetDataSize(),
-		Entries: p.GetEntries(), Source: p.GetSource(), Image: p.GetImage()}
+		Entries: p.GetEntries(), Source: p.GetSource(), Image: p.GetImage(), Lineage: LineageFrom(p.GetLineage())}
 	if c := p.GetConfig(); c != nil {
 		i.Config = &image.Config{Env: c.Env, User: c.User, Workdir: c.Workdir, Entrypoint: c.Entrypoint,
 			Cmd: c.Cmd, Arch: c.Arch, StopSignal: c.StopSignal}

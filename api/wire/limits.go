@@ -22,6 +22,7 @@ var numbers = map[protoreflect.FullName]bounds{
 	"dsec.v1.SetAttrRequest.mode":   {0, 0o7777},
 	"dsec.v1.SignalRequest.signal":  {1, 64},
 	"dsec.v1.RenewRequest.lifetime": {0, dsec.MaxLifetime.Seconds()},
+	"dsec.v1.ChangesRequest.most":   {0, dsec.MaxChanges},
 	"dsec.v1.SetAttrRequest.uid":    {0, math.MaxUint32 - 1}, // the last one means none
 	"dsec.v1.SetAttrRequest.gid":    {0, math.MaxUint32 - 1},
 }
@@ -42,13 +43,15 @@ var lengths = map[protoreflect.FullName]int{
 	"dsec.v1.MkdirRequest.path": dsec.MaxPathBytes, "dsec.v1.RemoveFileRequest.path": dsec.MaxPathBytes,
 	"dsec.v1.MoveRequest.from": dsec.MaxPathBytes, "dsec.v1.MoveRequest.to": dsec.MaxPathBytes,
 	"dsec.v1.SetAttrRequest.path": dsec.MaxPathBytes, "dsec.v1.WatchRequest.path": dsec.MaxPathBytes,
+	"dsec.v1.Scrub.patterns": dsec.MaxPathBytes,
 }
 
 // Counts of lists that may be longer than is usual.
 var counts = map[protoreflect.FullName]int{
 	"dsec.v1.CreateManyRequest.specs": 10_000,
 	"dsec.v1.EventFilter.sandboxes":   10_000,
-	"dsec.v1.SubscribeRequest.execs":  1000, "dsec.v1.UnsubscribeRequest.execs": 10_000, "dsec.v1.AckRequest.acks": 10_000,
+	"dsec.v1.Scrub.patterns":          dsec.MaxScrubPatterns, "dsec.v1.Scrub.answers": dsec.MaxScrubAnswers,
+	"dsec.v1.SubscribeRequest.execs": 1000, "dsec.v1.UnsubscribeRequest.execs": 10_000, "dsec.v1.AckRequest.acks": 10_000,
 	"dsec.v1.MuxCall.subscribe": 1000, "dsec.v1.MuxCall.unsubscribe": 10_000, "dsec.v1.MuxCall.acks": 10_000,
 }
 

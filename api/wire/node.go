@@ -20,6 +20,7 @@ const (
 	VerbResume     = "resume"
 	VerbRenew      = "renew"
 	VerbCommit     = "commit"
+	VerbChanges    = "changes"
 	VerbStats      = "stats"
 	VerbExec       = "exec"
 	VerbWait       = "wait"

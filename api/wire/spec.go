@@ -16,7 +16,7 @@ func Spec(s dsec.Spec) *dsecv1.Spec {
 		Limits: &dsecv1.Limits{Cpu: s.Limits.CPU, CpuWeight: int32(s.Limits.CPUWeight), Memory: s.Limits.Memory,
 			Pids: s.Limits.Pids, Disk: s.Limits.Disk, Output: s.Limits.Output},
 		Lifetimes: &dsecv1.Lifetimes{Idle: seconds(s.Lifetimes.Idle), Lifetime: seconds(s.Lifetimes.Lifetime),
-			Retention: seconds(s.Lifetimes.Retention)},
+			Retention: seconds(s.Lifetimes.Retention), KeepFailed: seconds(s.Lifetimes.KeepFailed)},
 	}
 	for _, l := range s.Layers {
 		p.Layers = append(p.Layers, string(l))
@@ -42,7 +42,7 @@ func SpecFrom(p *dsecv1.Spec) dsec.Spec {
 	s.Limits = dsec.Limits{CPU: l.GetCpu(), CPUWeight: int(l.GetCpuWeight()), Memory: l.GetMemory(),
 		Pids: l.GetPids(), Disk: l.GetDisk(), Output: l.GetOutput()}
 	s.Lifetimes = dsec.Lifetimes{Idle: duration(t.GetIdle()), Lifetime: duration(t.GetLifetime()),
-		Retention: duration(t.GetRetention())}
+		Retention: duration(t.GetRetention()), KeepFailed: duration(t.GetKeepFailed())}
 	for _, l := range p.GetLayers() {
 		s.Layers = append(s.Layers, dsec.LayerRef(l))
 	}

@@ -242,7 +242,7 @@ func TestRefusedUploadsAreQuiet(t *testing.T) {
 		}
 	}
 	id := h.create(nil)
-	if _, err := h.Commit(t.Context(), id, "bad tag!"); dsec.ClassOf(err) != dsec.Invalid {
+	if _, err := h.Commit(t.Context(), id, client.CommitOptions{Tag: "bad tag!"}); dsec.ClassOf(err) != dsec.Invalid {
 		t.Errorf("commit: %v", err)
 	}
 	if state := h.states(t.Context())[id]; state != dsec.Running {

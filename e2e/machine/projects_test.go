@@ -51,7 +51,7 @@ func TestTagsOfOtherProjectsStayWhereTheyAre(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tag := range []string{"box", "mine"} {
-		_, err := two.Commit(ctx, sb.ID, tag)
+		_, err := two.Commit(ctx, sb.ID, client.CommitOptions{Tag: tag})
 		for how, err := range map[string]error{"commit": err, "upload": upload(two, tag), "tag": two.TagLayer(ctx, "box", dsec.LayerRef(tag))} {
 			if dsec.ClassOf(err) != dsec.PermissionDenied {
 				t.Errorf("%s moves %s: %v", how, tag, err)
@@ -67,10 +67,10 @@ func TestTagsOfOtherProjectsStayWhereTheyAre(t *testing.T) {
 	if _, err := box(two, "mine"); dsec.ClassOf(err) != dsec.NotFound {
 		t.Errorf("a tag of another project is used: %v", err)
 	}
-	if _, err := two.Commit(ctx, sb.ID, "theirs"); err != nil {
+	if _, err := two.Commit(ctx, sb.ID, client.CommitOptions{Tag: "theirs"}); err != nil {
 		t.Errorf("commit to a new tag: %v", err)
 	}
-	if _, err := h.Commit(ctx, sb.ID, "theirs"); err != nil {
+	if _, err := h.Commit(ctx, sb.ID, client.CommitOptions{Tag: "theirs"}); err != nil {
 		t.Errorf("an admin moves it: %v", err)
 	}
 }

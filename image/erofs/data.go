@@ -45,28 +45,43 @@ func holeUnit(size int64) int64 {
 }
 
 // Append copies exactly size bytes from r and returns where they are.
-func (d *Data) Append(r io.Reader, size int64) ([]Run, error) {
-	var runs []Run
+func (d *Data) Append(r io.Reader, size int64) (runs []Run, err error) {
 	unit := holeUnit(size)
 	for off := int64(0); off < size; off += unit {
-		n := min(unit, size-off)
-		block := d.Blocks()
-		wrote, err := d.unit(r, n)
+		if runs, err = d.appendUnit(runs, r, off, min(unit, size-off)); err != nil {
+			return nil, err
+		}
+	}
+	return runs, nil
+}
+
+// Sparse is a file whose holes are known.
+type Sparse interface {
+	io.ReaderAt
+	// NextData returns the first range from off on that is no hole; an empty
+	// one where nothing is left.
+	NextData(off int64) (start, end int64, err error)
+}
+
+// AppendSparse copies the first size bytes of f. It reads no unit that lies in
+// a hole as a whole, so that a file that is nearly all hole costs what it holds.
+func (d *Data) AppendSparse(f Sparse, size int64) (runs []Run, err error) {
+	unit := holeUnit(size)
+	for off := int64(0); off < size; {
+		start, end, err := f.NextData(off)
 		if err != nil {
 			return nil, err
 		}
-		if !wrote {
-			continue
+		if start >= size || start >= end {
+			break
 		}
-		if d.Blocks() > maxBlocks {
-			return nil, errors.New("data: more than 16 TiB")
+		// From the unit in which the data begins to the one in which it ends.
+		for off = max(off, start/unit*unit); off < min(end, size); off += unit {
+			n := min(unit, size-off)
+			if runs, err = d.appendUnit(runs, io.NewSectionReader(f, off, n), off, n); err != nil {
+				return nil, err
+			}
 		}
-		count := uint32(d.Blocks() - block)
-		if last := len(runs) - 1; last >= 0 && runs[last].Off+int64(runs[last].Count)*BlockSize == off {
-			runs[last].Count += count
-			continue
-		}
-		runs = append(runs, Run{Off: off, Block: uint32(block), Count: count})
 	}
 	return runs, nil
 }
@@ -117,6 +132,24 @@ func (d *Data) copyRange(r io.ReaderAt, off, end int64) error {
 	return nil
 }
 
+// appendUnit copies the n bytes at off of a file, if they are not all zero.
+func (d *Data) appendUnit(runs []Run, r io.Reader, off, n int64) ([]Run, error) {
+	block := d.Blocks()
+	wrote, err := d.unit(r, n)
+	if err != nil || !wrote {
+		return runs, err
+	}
+	if d.Blocks() > maxBlocks {
+		return nil, errors.New("data: more than 16 TiB")
+	}
+	count := uint32(d.Blocks() - block)
+	if last := len(runs) - 1; last >= 0 && runs[last].Off+int64(runs[last].Count)*BlockSize == off {
+		runs[last].Count += count
+		return runs, nil
+	}
+	return append(runs, Run{Off: off, Block: uint32(block), Count: count}), nil
+}
+
 // unit copies n bytes and pads them to a block, or writes nothing if all are
 // zero.
 func (d *Data) unit(r io.Reader, n int64) (wrote bool, err error) {
@@ -130,7 +163,7 @@ func (d *Data) unit(r io.Reader, n int64) (wrote bool, err error) {
 			return false, err
 		}
 		left -= int64(len(b))
-		if !wrote && bytes.Equal(b, zeros[:len(b)]) {
+		if bytes.Equal(b, zeros[:len(b)]) {
 			held += int64(len(b))
 			continue
 		}
@@ -146,7 +179,11 @@ func (d *Data) unit(r io.Reader, n int64) (wrote bool, err error) {
 		}
 		d.pos += int64(len(b))
 	}
-	return wrote, nil
+	if wrote && held > 0 {
+		d.pos += roundUp(held, BlockSize)
+		err = d.w.Truncate(d.pos)
+	}
+	return wrote, err
 }
 
 // Compact moves what the tree refers to in the data file together, in its

@@ -208,6 +208,27 @@ func (p *btrfsPool) Open(_ context.Context, name string) (*os.File, error) {
 	return dir, wrap(op, name, err)
 }
 
+// Snapshot implements Snapshotter.
+func (p *btrfsPool) Snapshot(_ context.Context, name, as string) (*os.File, error) {
+	const op = "snapshot disk"
+	if err := p.admit(op, as, 1<<20); err != nil {
+		return nil, err
+	}
+	from, err := p.Open(context.Background(), name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = from.Close() }()
+	if err := snapshotSubvolume(p.root, from, as); err != nil {
+		return nil, wrap(op, name, err)
+	}
+	dir, err := openDirAt(p.root, as)
+	if err != nil {
+		return nil, wrap(op, as, errors.Join(err, deleteSubvolume(p.root, as)))
+	}
+	return dir, nil
+}
+
 func (p *btrfsPool) id(name string) (uint64, error) {
 	dir, err := openDirAt(p.root, name)
 	if err != nil {

@@ -20,6 +20,7 @@ const (
 	ctlStartSync    = 2<<30 | 8<<16 | 0x94<<8 | 24
 	ctlFilesystem   = 2<<30 | 1024<<16 | 0x94<<8 | 31
 	ctlQuota        = 3<<30 | 16<<16 | 0x94<<8 | 40
+	ctlSnapCreate   = 1<<30 | 4096<<16 | 0x94<<8 | 23
 	ctlGroupCreate  = 1<<30 | 16<<16 | 0x94<<8 | 42
 	ctlGroupLimit   = 2<<30 | 48<<16 | 0x94<<8 | 43
 
@@ -53,6 +54,19 @@ func named(name string) []byte {
 func createSubvolume(parent *os.File, name string) error {
 	if err := ioctl(parent, ctlSubvolCreate, named(name)); err != nil {
 		return &os.PathError{Op: "create subvolume", Path: name, Err: err}
+	}
+	return nil
+}
+
+// snapshotSubvolume is struct btrfs_ioctl_vol_args_v2.
+func snapshotSubvolume(parent, from *os.File, name string) error {
+	const flags, nameAt, readOnly = 16, 56, 1 << 1
+	arg := make([]byte, 4096)
+	binary.NativeEndian.PutUint64(arg, uint64(from.Fd()))
+	binary.NativeEndian.PutUint64(arg[flags:], readOnly)
+	copy(arg[nameAt:4095], name)
+	if err := ioctl(parent, ctlSnapCreate, arg); err != nil {
+		return &os.PathError{Op: "snapshot subvolume", Path: name, Err: err}
 	}
 	return nil
 }

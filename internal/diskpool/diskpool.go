@@ -63,6 +63,16 @@ type Pool interface {
 	Close() error
 }
 
+// Snapshotter is a Pool that can copy a directory in a moment, however much is
+// in it.
+type Snapshotter interface {
+	// Snapshot makes a read-only entry of that other name which holds what the
+	// directory holds now, written or not yet. It is an entry like others: Remove
+	// ends it, and List names it. Blocks that are removed from the directory
+	// meanwhile go on counting for it.
+	Snapshot(ctx context.Context, name, as string) (*os.File, error)
+}
+
 // Owner of a new directory.
 type Owner struct{ UID, GID int }
 

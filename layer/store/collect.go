@@ -19,6 +19,9 @@ import (
 // touched.
 func (s *Store) Collect(ctx context.Context, dry bool) ([]layer.Info, error) {
 	s = s.View("") // what keeps a layer is everybody's
+	if err := s.expireTags(ctx, time.Now(), dry); err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	all, err := s.listLocked()
 	s.mu.Unlock()
@@ -130,7 +133,11 @@ func (s *Store) unlinkLocked(d layer.Digest, grace time.Duration) (to string, er
 	if err != nil {
 		return "", err
 	}
-	e, err := s.entryLocked(d, tags)
+	below, err := s.standingLocked(tags)
+	if err != nil {
+		return "", err
+	}
+	e, err := s.entryLocked(d, tags, below)
 	if err != nil {
 		if dsec.ClassOf(err) == dsec.NotFound {
 			err = nil

@@ -25,8 +25,16 @@ func TestATemplateBindsANameToDigests(t *testing.T) {
 	config := &image.Config{Env: []string{"T=1"}}
 	toolkit := func(tag string, members ...string) {
 		t.Helper()
-		src := Tar{R: bytesReader(tarOf(t, members...)), Name: tag, Config: config, Upper: true}
-		if _, err := s.ImportTar(ctx, src, tag, image.Options{}); err != nil {
+		src := filepath.Join(t.TempDir(), "tar")
+		if err := os.WriteFile(src, tarOf(t, members...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		loc := image.Location{Source: tag, Path: src, Kind: image.KindFile, Tar: true, Whiteouts: true}
+		info, err := s.convert(ctx, loc, config, image.Files{}, image.Options{KeepWhiteouts: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Tag(ctx, tag, info.Digest); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -92,7 +92,7 @@ func (s *Store) means(source string, o EnsureOptions) (layer.Info, bool, error) 
 	if d == "" {
 		return layer.Info{}, false, nil
 	}
-	e, err := s.entryLocked(d, all)
+	e, err := s.entryLocked(d, all, nil)
 	return e.Info, err == nil, err
 }
 

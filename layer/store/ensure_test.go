@@ -311,5 +311,3 @@ func mustLayer(t testing.TB, img v1.Image) v1.Layer {
 	}
 	return layers[len(layers)-1]
 }
-
-func bytesReader(b []byte) io.Reader { return bytes.NewReader(b) }

@@ -43,7 +43,7 @@ func (s *Store) Evict(ctx context.Context, ref dsec.LayerRef) error {
 	}
 	m, ix, err := s.fetchInto(ctx, fresh, d)
 	if err == nil {
-		err = s.complement(fresh, m, ix, about{Source: e.Source, Image: &e.Image})
+		err = s.complement(fresh, m, ix, about{Source: e.Source, Image: &e.Image, Lineage: e.Lineage})
 	}
 	if err == nil {
 		err = syncDir(fresh)

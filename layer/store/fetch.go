@@ -48,7 +48,11 @@ func (s *Store) fetch(ctx context.Context, d layer.Digest) (info layer.Info, err
 	if err != nil {
 		return layer.Info{}, err
 	}
-	return s.finish(dir, m, ix, about{})
+	lineage, err := s.fetchLineage(ctx, d)
+	if err != nil {
+		return layer.Info{}, err
+	}
+	return s.finish(dir, m, ix, about{Lineage: lineage})
 }
 
 // fetchInto fills a directory with what a layer is here.

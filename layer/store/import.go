@@ -53,9 +53,6 @@ type Tar struct {
 	R      io.Reader
 	Name   string        // for people
 	Config *image.Config // kept with the layer; may be nil
-	// Upper says that it is what a sandbox wrote: names that start with .wh.
-	// hide what is below the layer, and go on hiding it in the layer.
-	Upper bool
 }
 
 // ImportTar makes a layer of a tar stream and points the tag to it, unless the
@@ -68,8 +65,7 @@ func (s *Store) ImportTar(ctx context.Context, t Tar, tag string, opts image.Opt
 	if err != nil {
 		return layer.Info{}, diskError("import layer", t.Name, err)
 	}
-	loc := image.Location{Source: t.Name, Kind: image.KindFile, Tar: true, Whiteouts: t.Upper}
-	opts.KeepWhiteouts = opts.KeepWhiteouts || t.Upper
+	loc := image.Location{Source: t.Name, Kind: image.KindFile, Tar: true}
 	info, err := s.convert(ctx, loc, t.Config, image.Files{Input: in}, opts)
 	in.Close() // stops the feeding if nobody read to the end
 	select {
@@ -226,7 +222,7 @@ func inspect(files image.Files) (im *erofs.Image, borders []int64, err error) {
 // finish puts the small files beside the two large ones and publishes the layer.
 func (s *Store) finish(dir string, m layer.Manifest, ix layer.Index, from about) (layer.Info, error) {
 	info := layer.Info{Digest: m.Digest(), MetaSize: m.Meta.Size, DataSize: m.Data.Size, Entries: m.Entries,
-		Source: from.Source, Image: from.image(m.Config), Config: m.Config}
+		Source: from.Source, Image: from.image(m.Config), Config: m.Config, Lineage: from.Lineage}
 	if err := s.complement(dir, m, ix, from); err != nil {
 		return layer.Info{}, err
 	}
@@ -239,6 +235,8 @@ func alignUp(n int64) int64 { return (n + erofs.Align - 1) / erofs.Align * erofs
 type about struct {
 	Source string `json:"source"`
 	Image  *bool  `json:"image,omitempty"` // imported as a whole root file system; nil: nobody said
+	// Lineage of a packed layer.
+	Lineage *dsec.Lineage `json:"lineage,omitempty"`
 }
 
 // image tells whether a layer is a base. Of one that was fetched nobody said,
@@ -260,7 +258,7 @@ func (s *Store) publish(dir string, info layer.Info) error {
 	defer s.mu.Unlock()
 	err := os.Rename(dir, s.path("layers", info.Digest.Hex()))
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) {
-		return errors.Join(s.touch(info.Digest), s.noteImageLocked(info)) // the same bytes: new again
+		return errors.Join(s.touch(info.Digest), s.noteAgainLocked(info)) // the same bytes: new again
 	}
 	if err != nil {
 		return err
@@ -268,14 +266,22 @@ func (s *Store) publish(dir string, info layer.Info) error {
 	return syncFile(s.path("layers"))
 }
 
-// noteImageLocked notes that bytes which were there as a layer have been imported as
-// an image. An image stays one.
-func (s *Store) noteImageLocked(info layer.Info) error {
+// noteAgainLocked notes what was learnt of bytes that were there already: that
+// they have been imported as an image, which they stay, and where they were packed
+// last.
+func (s *Store) noteAgainLocked(info layer.Info) error {
 	there, err := s.localLocked(info.Digest)
-	if err != nil || there.Image || !info.Image {
+	if err != nil || (there.Image || !info.Image) && info.Lineage == nil {
 		return err
 	}
-	b, err := json.Marshal(about{Source: info.Source, Image: &info.Image})
+	a := about{Source: there.Source, Image: &there.Image, Lineage: info.Lineage}
+	if info.Image && !there.Image {
+		a.Source, a.Image = info.Source, &info.Image
+	}
+	if a.Lineage == nil {
+		a.Lineage = there.Lineage
+	}
+	b, err := json.Marshal(a)
 	if err != nil {
 		return err
 	}

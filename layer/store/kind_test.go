@@ -42,7 +42,7 @@ func TestWhatWasImportedIsAnImage(t *testing.T) {
 		t.Fatalf("built: %+v, %v", made, err)
 	}
 	config := &image.Config{Cmd: []string{"sh"}}
-	if _, err := s.ImportTar(ctx, Tar{R: &upper, Name: "commit", Config: config, Upper: true}, "commit:1", image.Options{}); err != nil {
+	if _, err := s.ImportTar(ctx, Tar{R: &upper, Name: "commit", Config: config}, "commit:1", image.Options{KeepWhiteouts: true}); err != nil {
 		t.Fatal(err)
 	}
 	images("")

@@ -46,10 +46,11 @@ func (s *Store) Acquire(ctx context.Context, name string, refs []dsec.LayerRef) 
 	if !leasePattern.MatchString(name) {
 		return layer.Set{}, dsec.Errorf(dsec.Invalid, op, dsec.Quote(name), "want letters, digits and ._:@+-, at most 128")
 	}
-	for races := 0; ; races++ {
-		set, missing, err := s.tryAcquire(name, refs, races == 0)
+	races := map[layer.Digest]int{}
+	for first := true; ; first = false {
+		set, missing, err := s.tryAcquire(name, refs, first)
 		if unknown, ok := errors.AsType[*unknownRef](err); ok {
-			if races > 0 {
+			if !first {
 				return layer.Set{}, unknown.err
 			}
 			if err := s.makeKnown(ctx, refs); err != nil {
@@ -60,7 +61,7 @@ func (s *Store) Acquire(ctx context.Context, name string, refs []dsec.LayerRef) 
 		if err != nil || missing == "" {
 			return set, err
 		}
-		if races == maxRaces {
+		if races[missing]++; races[missing] > maxRaces {
 			return layer.Set{}, dsec.Errorf(dsec.Unavailable, op, string(missing), "removed as fast as it is fetched")
 		}
 		if err := s.fetchAny(ctx, missing); err != nil {
@@ -95,15 +96,14 @@ func (s *Store) tryAcquire(name string, refs []dsec.LayerRef, first bool) (set l
 		}
 	}
 	set.Lease = name
-	if missing, err = s.stackLocked(&set, held.means()); err != nil || missing != "" {
+	if missing, err = s.stackLocked(&set, held); err != nil || missing != "" {
 		return layer.Set{}, missing, err
-	}
-	held.Digests = nil
-	for _, l := range set.Layers {
-		held.Digests = append(held.Digests, l.Digest)
 	}
 	if ok {
 		return set, "", nil
+	}
+	for _, l := range set.Layers {
+		held.Digests = append(held.Digests, l.Digest)
 	}
 	b, err := json.Marshal(held)
 	if err == nil {

@@ -51,7 +51,7 @@ func (s *Store) localLocked(d layer.Digest) (layer.Local, error) {
 	if m.Data.Size > 0 {
 		l.Data = s.path("layers", d.Hex(), "data")
 	}
-	l.Source, l.Image = a.Source, a.image(m.Config)
+	l.Source, l.Image, l.Lineage = a.Source, a.image(m.Config), a.Lineage
 	s.known[d] = l
 	return l, nil
 }
@@ -62,6 +62,7 @@ type Entry struct {
 	Tags    []string  `json:"tags,omitempty"`
 	Leases  []string  `json:"leases,omitempty"`
 	Stacks  []string  `json:"stacks,omitempty"` // digests of those it is in
+	Above   string    `json:"above,omitempty"`  // a packed layer that is kept and stands on it
 	LastUse time.Time `json:"last_use"`
 }
 
@@ -86,16 +87,20 @@ func (s *Store) listLocked() ([]Entry, error) {
 	if err != nil {
 		return nil, err
 	}
+	below, err := s.standingLocked(tags)
+	if err != nil {
+		return nil, err
+	}
 	out := make([]Entry, 0, len(dirs)+len(s.stacks))
 	for d := range s.stacks {
-		e, err := s.entryLocked(d, tags)
+		e, err := s.entryLocked(d, tags, below)
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, e)
 	}
 	for _, dir := range dirs {
-		e, err := s.entryLocked(layer.Digest("sha256:"+dir.Name()), tags)
+		e, err := s.entryLocked(layer.Digest("sha256:"+dir.Name()), tags, below)
 		if err != nil {
 			return nil, err
 		}
@@ -105,7 +110,7 @@ func (s *Store) listLocked() ([]Entry, error) {
 	return out, nil
 }
 
-func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged) (Entry, error) {
+func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged, below map[layer.Digest]layer.Digest) (Entry, error) {
 	kind := "stacks"
 	info, ok := s.stacks[d]
 	if !ok {
@@ -120,7 +125,7 @@ func (s *Store) entryLocked(d layer.Digest, tags map[string]tagged) (Entry, erro
 	if err != nil {
 		return Entry{}, diskError("read layer", string(d), err)
 	}
-	e := Entry{Info: info, LastUse: st.ModTime()}
+	e := Entry{Info: info, LastUse: st.ModTime(), Above: string(below[d])}
 	e.Stacks = slices.Sorted(slices.Values(s.inside[d]))
 	for _, p := range info.Layers {
 		if l, err := s.localLocked(p.Digest); err == nil { // else it is elsewhere
@@ -159,7 +164,11 @@ func (s *Store) Inspect(_ context.Context, ref dsec.LayerRef) (Entry, error) {
 	if err != nil {
 		return Entry{}, err
 	}
-	return s.entryLocked(d, tags)
+	below, err := s.standingLocked(tags)
+	if err != nil {
+		return Entry{}, err
+	}
+	return s.entryLocked(d, tags, below)
 }
 
 // Verify reads what is here of a layer and compares every byte with its digest.
@@ -206,6 +215,9 @@ func (e Entry) keepers() string {
 	}
 	if len(e.Stacks) > 0 {
 		why = append(why, "in "+strings.Join(e.Stacks, ", "))
+	}
+	if e.Above != "" {
+		why = append(why, "below "+e.Above)
 	}
 	return strings.Join(why, "; ")
 }

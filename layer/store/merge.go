@@ -196,7 +196,7 @@ func (s *Store) restack(ctx context.Context, old layer.Info, n int, merged layer
 		}
 		file, err := tagFile(tag)
 		if err == nil {
-			err = s.writeFile(file, tagged{info.Digest, t.project}.encode(), true)
+			err = s.writeFile(file, tagged{info.Digest, t.project, t.expires}.encode(), true)
 		}
 		if err != nil {
 			return diskError("merge layers", tag, err)

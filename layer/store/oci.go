@@ -282,11 +282,11 @@ func (s *Store) image(d layer.Digest) (*erofs.Image, func(), error) {
 		im, err := erofs.Open(meta, l.MetaSize, nil)
 		return im, func() { meta.Close() }, err
 	}
-	data, closeData, err := s.openData(l)
+	data, err := s.OpenData(s.ctx, l)
 	if err != nil {
 		meta.Close()
 		return nil, nil, err
 	}
 	im, err := erofs.Open(meta, l.MetaSize, data)
-	return im, func() { meta.Close(); closeData() }, err
+	return im, func() { meta.Close(); data.Close() }, err
 }

@@ -78,6 +78,9 @@ func (s *Store) tryPush(ctx context.Context, d layer.Digest, first int64, again 
 			return err
 		}
 	}
+	if err := s.pushLineage(ctx, d); err != nil {
+		return err
+	}
 	return s.put(ctx, layer.ManifestKey(d), bytes.NewReader(m.Encode()))
 }
 
@@ -140,7 +143,13 @@ func (s *Store) pushData(ctx context.Context, pin *pin, of pushing) error {
 	if err != nil {
 		return err
 	}
-	data, err := os.Open(s.path("layers", d.Hex(), "data"))
+	s.mu.Lock()
+	l, err := s.localLocked(d)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	data, err := s.OpenData(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -158,7 +167,7 @@ func (s *Store) pushData(ctx context.Context, pin *pin, of pushing) error {
 	}
 	defer p.close()
 	_, p.anew = layer.Span(ix.Offsets(), 0, of.first)
-	if ix, err = p.pack(ix, ctxReader{ctx, data}); err != nil {
+	if ix, err = p.pack(ix, ctxReader{ctx, io.NewSectionReader(data, 0, m.Data.Size)}); err != nil {
 		return err
 	}
 	b, err := ix.Encode()

@@ -156,11 +156,18 @@ func (s *Store) Stack(_ context.Context, ref dsec.LayerRef) (layer.Info, error) 
 	return info, nil
 }
 
-// stackLocked fills a set with the layers that digests stand for, or names the
-// first thing that is not here.
-func (s *Store) stackLocked(set *layer.Set, digests []layer.Digest) (missing layer.Digest, err error) {
+// stackLocked fills a set with the layers that a lease keeps, or, where it is
+// new, shall keep; or it names the first thing that is not here.
+func (s *Store) stackLocked(set *layer.Set, held lease) (missing layer.Digest, err error) {
+	digests := held.means()
+	var below []layer.Digest
+	if held.Digests == nil {
+		if below, missing, err = s.parentsLocked(digests); missing != "" || err != nil {
+			return missing, err
+		}
+	}
 	var parts []layer.Part
-	for _, d := range digests {
+	for _, d := range append(below, digests...) {
 		if st, ok := s.stacks[d]; ok {
 			parts = append(parts, st.Layers...)
 			set.Config = overlayConfig(set.Config, st.Config)
@@ -175,6 +182,12 @@ func (s *Store) stackLocked(set *layer.Set, digests []layer.Digest) (missing lay
 		}
 		parts = append(parts, layer.Part{Digest: d})
 		set.Config = overlayConfig(set.Config, l.Config)
+	}
+	if held.Digests != nil {
+		parts = parts[:0]
+		for _, d := range held.Digests {
+			parts = append(parts, layer.Part{Digest: d})
+		}
 	}
 	if parts = layer.TopMost(parts); len(parts) > layer.MaxStack {
 		return "", dsec.Errorf(dsec.Invalid, "lease layers", set.Lease, "%d layers, at most %d", len(parts), layer.MaxStack)
@@ -234,7 +247,11 @@ func (s *Store) Flatten(ctx context.Context, refs []dsec.LayerRef) ([]layer.Part
 	s.mu.Unlock()
 	var parts []layer.Part
 	for _, l := range set.Layers {
-		parts = append(parts, layer.Part{Digest: l.Digest, Ref: from[l.Digest]})
+		ref, ok := from[l.Digest]
+		if !ok {
+			ref = refs[0] // it was packed on it
+		}
+		parts = append(parts, layer.Part{Digest: l.Digest, Ref: ref})
 	}
 	return parts, set.Config, s.Release(context.WithoutCancel(ctx), lease)
 }

@@ -219,7 +219,7 @@ func TestConverterIsNotBelieved(t *testing.T) {
 	}
 }
 
-func TestUpperBecomesALayer(t *testing.T) {
+func TestTarBecomesALayer(t *testing.T) {
 	ctx := context.Background()
 	s := openStore(t, t.TempDir(), Options{})
 	if _, err := s.Import(ctx, tree(t, map[string]string{"a": "base", "gone": "base", "d/low": "base", "keep": "base"}), "base", image.Options{}); err != nil {
@@ -228,8 +228,8 @@ func TestUpperBecomesALayer(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, h := range []*tar.Header{
-		{Name: "a", Typeflag: tar.TypeReg, Size: 3, Mode: 0o644}, {Name: ".wh.gone", Typeflag: tar.TypeReg},
-		{Name: "d/", Typeflag: tar.TypeDir, Mode: 0o755}, {Name: "d/.wh..wh..opq", Typeflag: tar.TypeReg},
+		{Name: "a", Typeflag: tar.TypeReg, Size: 3, Mode: 0o644},
+		{Name: "d/", Typeflag: tar.TypeDir, Mode: 0o755},
 		{Name: "new", Typeflag: tar.TypeReg, Size: 3, Mode: 0o644},
 	} {
 		if err := w.WriteHeader(h); err != nil {
@@ -246,18 +246,18 @@ func TestUpperBecomesALayer(t *testing.T) {
 	}
 	whole := bytes.Clone(b.Bytes())
 	config := &image.Config{Env: []string{"A=1", "BAD=\xff"}, Workdir: "/w"}
-	if _, err := s.ImportTar(ctx, Tar{R: &b, Name: "commit of sb", Config: config, Upper: true}, "top", image.Options{}); err != nil {
+	if _, err := s.ImportTar(ctx, Tar{R: &b, Name: "tools", Config: config}, "top", image.Options{KeepWhiteouts: true}); err != nil {
 		t.Fatal(err)
 	}
 	set, err := s.Acquire(ctx, "sb", []dsec.LayerRef{"base", "top"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if set.Config.Workdir != "/w" || set.Layers[1].Source != "commit of sb" {
+	if set.Config.Workdir != "/w" || set.Layers[1].Source != "tools" {
 		t.Errorf("%+v", set)
 	}
 	got := stacked(t, set)
-	if want := "a=top d= keep=base new=top"; got != want {
+	if want := "a=top d= d/low=base gone=base keep=base new=top"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	broken := io.MultiReader(bytes.NewReader(whole[:1024]), iotest.ErrReader(errors.New("client went away")))

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
@@ -25,21 +26,32 @@ func tagFile(tag string) (string, error) {
 // tagged is what a tag says.
 type tagged struct {
 	digest  layer.Digest
-	project string // whose it is; "": nobody's
+	project string    // whose it is; "": nobody's
+	expires time.Time // zero: never
 }
 
 func (t tagged) encode() []byte {
 	b := []byte(t.digest + "\n")
-	if t.project != "" {
+	if t.project != "" || !t.expires.IsZero() {
 		b = append(b, t.project+"\n"...)
+	}
+	if !t.expires.IsZero() {
+		b = append(b, t.expires.UTC().Format(time.RFC3339)+"\n"...)
 	}
 	return b
 }
 
 func decodeTagged(b []byte) (t tagged, err error) {
-	first, second, _ := strings.Cut(string(b), "\n")
-	t.project = strings.TrimSuffix(second, "\n")
-	t.digest, err = layer.ParseDigest(first)
+	lines := strings.Split(string(b), "\n")
+	if len(lines) > 1 {
+		t.project = lines[1]
+	}
+	if len(lines) > 2 && lines[2] != "" {
+		if t.expires, err = time.Parse(time.RFC3339, lines[2]); err != nil {
+			return t, err
+		}
+	}
+	t.digest, err = layer.ParseDigest(lines[0])
 	return t, err
 }
 
@@ -70,6 +82,11 @@ func (s *Store) mayTagLocked(tag string) error {
 // Tag points a name to a layer or stack that is here. It replaces what the name meant,
 // and whose it was.
 func (s *Store) Tag(_ context.Context, tag string, d layer.Digest) error {
+	return s.tagUntil(tag, d, time.Time{})
+}
+
+// tagUntil is Tag of a name that goes by itself; a zero time is never.
+func (s *Store) tagUntil(tag string, d layer.Digest, expires time.Time) error {
 	const op = "tag layer"
 	file, err := tagFile(tag)
 	if err != nil {
@@ -85,7 +102,7 @@ func (s *Store) Tag(_ context.Context, tag string, d layer.Digest) error {
 			return err
 		}
 	}
-	if err := s.writeFile(file, tagged{d, s.project}.encode(), true); err != nil {
+	if err := s.writeFile(file, tagged{d, s.project, expires}.encode(), true); err != nil {
 		return diskError(op, tag, err)
 	}
 	return nil
@@ -104,6 +121,25 @@ func (s *Store) Untag(_ context.Context, tag string) error {
 	}
 	if err := os.Remove(s.path(file)); err != nil {
 		return diskError("untag layer", tag, err)
+	}
+	return nil
+}
+
+// expireTags removes the names whose time is over.
+func (s *Store) expireTags(ctx context.Context, now time.Time, dry bool) error {
+	s.mu.Lock()
+	all, err := s.tagsLocked()
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	for tag, t := range all {
+		if t.expires.IsZero() || now.Before(t.expires) || dry {
+			continue
+		}
+		if err := s.Untag(ctx, tag); err != nil && dsec.ClassOf(err) != dsec.NotFound {
+			return err
+		}
 	}
 	return nil
 }

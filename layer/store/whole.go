@@ -6,51 +6,65 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/ondemand"
 )
 
-// openData opens the data of a layer that is here to read them, all of them if
-// need be: what is not on this machine is fetched as it is read, into a file
-// that goes with the reader. The layer's own file is the loader's.
-func (s *Store) openData(l layer.Local) (io.ReaderAt, func(), error) {
+// OpenData implements layer.Store. What is not here is fetched into a file that
+// goes with the reader: the layer's own file is the loader's.
+func (s *Store) OpenData(ctx context.Context, l layer.Local) (layer.Data, error) {
+	const op = "open data of layer"
+	if l.DataSize == 0 {
+		return struct {
+			io.ReaderAt
+			io.Closer
+		}{strings.NewReader(""), io.NopCloser(nil)}, nil
+	}
 	whole, err := l.Whole()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if whole {
 		f, err := os.Open(l.Data)
 		if err != nil {
-			return nil, nil, err
+			return nil, diskError(op, string(l.Digest), err)
 		}
-		return f, func() { f.Close() }, nil
+		return f, nil
 	}
+	r, err := s.openPartial(ctx, l)
+	if err != nil {
+		return nil, diskError(op, string(l.Digest), err)
+	}
+	return r, nil
+}
+
+func (s *Store) openPartial(ctx context.Context, l layer.Local) (layer.Data, error) {
 	m, err := s.manifest(l.Digest)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	raw, err := os.ReadFile(s.path("layers", l.Digest.Hex(), layer.IndexFile))
+	if errors.Is(err, os.ErrNotExist) { // it has become whole since it was looked at
+		return os.Open(l.Data)
+	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	ix, err := layer.DecodeIndex(raw, m.Data)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	dir, err := os.MkdirTemp(s.path("tmp"), "read-*")
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	d, err := s.openPrivate(dir, m, ix)
 	if err != nil {
-		return nil, nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	return reading{d}, func() {
-		if err := errors.Join(d.Close(), os.RemoveAll(dir)); err != nil {
-			s.opts.Log.Warn("close layer", "layer", l.Digest, "err", err)
-		}
-	}, nil
+	return &reading{ctx: ctx, l: d, dir: dir}, nil
 }
 
 // openPrivate opens data in a directory where nobody else reads them.
@@ -81,15 +95,21 @@ func (s *Store) openPrivate(dir string, m layer.Manifest, ix layer.Index) (*onde
 }
 
 // reading is a layer whose data come as they are read.
-type reading struct{ l *ondemand.Layer }
+type reading struct {
+	ctx context.Context // of whoever reads
+	l   *ondemand.Layer
+	dir string
+}
 
-func (r reading) ReadAt(p []byte, off int64) (int, error) {
-	n, err := r.l.ReadAt(context.Background(), p, off)
+func (r *reading) ReadAt(p []byte, off int64) (int, error) {
+	n, err := r.l.ReadAt(r.ctx, p, off)
 	if err == nil && n < len(p) {
 		err = io.EOF
 	}
 	return n, err
 }
+
+func (r *reading) Close() error { return errors.Join(r.l.Close(), os.RemoveAll(r.dir)) }
 
 // fill fetches all data of a layer that nobody serves.
 func (s *Store) fill(ctx context.Context, dir string, m layer.Manifest, ix layer.Index) error {

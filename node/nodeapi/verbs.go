@@ -26,6 +26,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbResume:     unary(s.resume),
 		wire.VerbRenew:      unary(s.renew),
 		wire.VerbCommit:     unary(s.commit),
+		wire.VerbChanges:    unary(s.changes),
 		wire.VerbStats:      unary(s.stats),
 		wire.VerbExec:       unary(s.exec),
 		wire.VerbWait:       unary(s.wait),
@@ -58,7 +59,14 @@ func (s *Server) message(sb node.Sandbox) *dsecv1.Sandbox {
 	return &dsecv1.Sandbox{Id: string(sb.ID), Project: sb.Project, Spec: wire.Spec(sb.Spec), State: string(sb.State),
 		Result: wire.Result(sb.Result), Digests: sb.Digests, Created: wire.Stamp(sb.Created),
 		Changed: wire.Stamp(sb.Changed), Expires: wire.Stamp(sb.Expires), Starts: int32(sb.Starts),
-		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node)}
+		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept)}
+}
+
+func kept(k *node.Kept) *dsecv1.Kept {
+	if k == nil {
+		return nil
+	}
+	return &dsecv1.Kept{Digest: k.Digest, Tag: k.Tag, Until: wire.Stamp(k.Until)}
 }
 
 func (s *Server) create(ctx context.Context, who caller, req *dsecv1.NodeCreate) (proto.Message, error) {
@@ -160,13 +168,28 @@ func (s *Server) commit(ctx context.Context, who caller, req *dsecv1.CommitReque
 	if err != nil {
 		return nil, err
 	}
-	if s.cfg.Layers != nil {
+	if s.cfg.Layers != nil && req.Tag != "" {
 		if err := s.cfg.Layers.For(who.project).MayTag(ctx, dsec.LayerRef(req.Tag)); err != nil {
-			return nil, err // before the sandbox is stopped for it
+			return nil, err // before the work is done for it
 		}
 	}
-	digest, err := s.cfg.Service.Commit(ctx, id, layer.Tag{Name: req.Tag, Project: who.project}, req.CallId)
-	return &dsecv1.CommitResponse{Digest: digest}, s.ended(id, err)
+	packed, err := s.cfg.Service.Commit(ctx, id, layer.Tag{Name: req.Tag, Project: who.project}, wire.ScrubFrom(req.Scrub), req.CallId)
+	if err != nil {
+		return nil, s.ended(id, err)
+	}
+	return wire.Packed(packed), nil
+}
+
+func (s *Server) changes(ctx context.Context, who caller, req *dsecv1.ChangesRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.cfg.Inside.Changes(ctx, id, int(req.Most))
+	if err != nil {
+		return nil, s.ended(id, err)
+	}
+	return wire.Changes(c), nil
 }
 
 func (s *Server) stats(ctx context.Context, who caller, req *dsecv1.StatsRequest) (proto.Message, error) {

@@ -124,6 +124,12 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 	if r.adoptEnds(ctx, sb, info); sb.phase == ended {
 		return nil
 	}
+	if sb.rec.Still { // the earlier process died between freezing and thawing
+		if err := r.goOn(ctx, sb, g); err != nil {
+			return err
+		}
+		info.Held = false
+	}
 	if sb.paused, err = g.Frozen(); err != nil {
 		return err
 	}

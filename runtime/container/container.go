@@ -10,6 +10,7 @@ import (
 	goruntime "runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
@@ -52,6 +53,7 @@ type Runtime struct {
 	slots  chan struct{} // one for each creation under way
 	sys    *os.File      // the /sys that sandboxes clone
 	shells *shells
+	looks  atomic.Int64 // at disks, so that each has a name of its own
 
 	programs map[confine.Profile][]byte
 	rlimits  []hold.Rlimit
@@ -73,13 +75,13 @@ type Runtime struct {
 var errClosed = errors.New("the runtime is closed")
 
 var (
-	_ runtime.Runtime     = (*Runtime)(nil)
-	_ runtime.Execer      = (*Runtime)(nil)
-	_ runtime.Filer       = (*Runtime)(nil)
-	_ runtime.Pauser      = (*Runtime)(nil)
-	_ runtime.Resumer     = (*Runtime)(nil)
-	_ runtime.Dialer      = (*Runtime)(nil)
-	_ runtime.Snapshotter = (*Runtime)(nil)
+	_ runtime.Runtime = (*Runtime)(nil)
+	_ runtime.Execer  = (*Runtime)(nil)
+	_ runtime.Filer   = (*Runtime)(nil)
+	_ runtime.Pauser  = (*Runtime)(nil)
+	_ runtime.Resumer = (*Runtime)(nil)
+	_ runtime.Dialer  = (*Runtime)(nil)
+	_ runtime.Packer  = (*Runtime)(nil)
 )
 
 // Open finds the sandboxes of an earlier process, undoes what that had not

@@ -218,7 +218,11 @@ func (b *build) disk() lifecycle.Step {
 		if err != nil {
 			return err
 		}
-		if err := b.prepareDir(); err != nil {
+		err = b.prepareDir()
+		if err == nil {
+			err = b.likePacked()
+		}
+		if err != nil {
 			return errors.Join(err, b.r.disks.Remove(context.WithoutCancel(ctx), id))
 		}
 		return nil

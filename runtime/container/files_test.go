@@ -43,9 +43,9 @@ func TestFilesOfARunningAndThenAStoppedSandbox(t *testing.T) {
 		}
 		_, err = root.Write(t.Context(), "/root/later", strings.NewReader("later"), files.WriteOptions{})
 		must(t, err)
-		must(t, w.r.Snapshot(t.Context(), id, &b)) // takes the disk away for a moment
+		w.pack(t, id) // takes the disk away for a moment
 		if _, err := root.Stat(t.Context(), "/root/later", false); err != nil {
-			t.Errorf("after the snapshot: %v", err)
+			t.Errorf("after the packing: %v", err)
 		}
 		_, err = w.r.Start(t.Context(), id)
 		must(t, err)

@@ -1,8 +1,6 @@
 package container
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -523,67 +521,6 @@ func TestDialReachesLoopbackOfTheSandboxOnly(t *testing.T) {
 		}
 	}
 	must(t, p.Kill(t.Context()))
-}
-
-func TestSnapshotIsALayerOfWhatChanged(t *testing.T) {
-	everyPlan(t, func(t *testing.T, w *world) {
-		lower := newLayer(t, func(dir string) error {
-			return errors.Join(os.MkdirAll(dir+"/lib/deep", 0o755), os.WriteFile(dir+"/lib/deep/f", []byte("lower"), 0o644),
-				os.WriteFile(dir+"/gone", nil, 0o644), os.MkdirAll(dir+"/replaced/x", 0o755))
-		})
-		id := w.create(t, func(r *runtime.Request) { r.Layers.Layers = append(r.Layers.Layers, lower) })
-		w.want(t, id, `echo new > /new; chown 1000:1000 /new; chmod 4755 /new; ln /new /hard; ln -s new /soft; rm /gone
-			rm -r /replaced; mkdir /replaced; echo y > /replaced/y; mv /lib /renamed; dd if=/dev/null of=/sparse bs=1M seek=1 2>/dev/null`, "")
-		if err := w.r.Snapshot(t.Context(), id, io.Discard); !errors.Is(err, dsec.IllegalState.Err()) {
-			t.Errorf("of a running one: %v", err)
-		}
-		must(t, w.r.Stop(t.Context(), id, 0))
-		var b bytes.Buffer
-		must(t, w.r.Snapshot(t.Context(), id, &b))
-		got := map[string]*tar.Header{}
-		content := map[string]string{}
-		for r := tar.NewReader(&b); ; {
-			h, err := r.Next()
-			if err == io.EOF {
-				break
-			}
-			must(t, err)
-			got[h.Name] = h
-			c, err := io.ReadAll(io.LimitReader(r, 100))
-			must(t, err)
-			content[h.Name] = string(c)
-		}
-		for _, name := range []string{"new", "soft", "hard", ".wh.gone", "replaced/", "replaced/.wh..wh..opq", "replaced/y", ".wh.lib",
-			"renamed/", "renamed/.wh..wh..opq", "renamed/deep/", "renamed/deep/f", "sparse"} {
-			if got[name] == nil {
-				t.Errorf("no %s", name)
-			}
-		}
-		for name := range got {
-			if strings.HasPrefix(name, "etc/host") || strings.HasPrefix(name, "etc/resolv") || strings.HasPrefix(name, "dev/n") {
-				t.Errorf("holds %s", name)
-			}
-		}
-		if t.Failed() {
-			t.Logf("%v", content)
-			return
-		}
-		// "hard" comes before "new".
-		if h := got["hard"]; h.Uid != 1000 || h.Gid != 1000 || h.Mode != 0o4755 || content["hard"] != "new\n" {
-			t.Errorf("%+v %q", h, content["hard"])
-		}
-		if h := got["new"]; h.Typeflag != tar.TypeLink || h.Linkname != "hard" {
-			t.Errorf("%+v", h)
-		}
-		if content["renamed/deep/f"] != "lower" || got["renamed/deep/f"].Uid != 0 {
-			t.Errorf("renamed file %q %+v", content["renamed/deep/f"], got["renamed/deep/f"])
-		}
-		_, err := w.r.Start(t.Context(), id)
-		must(t, err)
-		w.want(t, id, "cat /renamed/deep/f", "lower")
-		must(t, w.r.Pause(t.Context(), id))
-		must(t, w.r.Snapshot(t.Context(), id, io.Discard))
-	})
 }
 
 func TestProbeSaysWhatWorks(t *testing.T) {

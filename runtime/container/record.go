@@ -29,7 +29,8 @@ type record struct {
 	Begun   time.Time       `json:"begun"`           // of the last creation or start
 	Starts  int             `json:"starts"`          // 1 after creation
 	Stopped bool            `json:"stopped"`
-	Last    *runtime.Stats  `json:"last,omitempty"` // when it stopped
+	Still   bool            `json:"still,omitempty"` // frozen for a moment: whoever finds it so thaws it
+	Last    *runtime.Stats  `json:"last,omitempty"`  // when it stopped
 }
 
 // group is the name of the control group.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -45,6 +44,7 @@ type world struct {
 	plan    string
 	uidBase uint32
 	shells  int
+	disk    string // mechanism of the pool; "": what is found
 }
 
 var worldsMade struct {
@@ -73,6 +73,9 @@ func newWorld(t testing.TB, options ...func(*world)) *world {
 
 // attachedPlan forces the mount plan of older kernels.
 func attachedPlan(w *world) { w.plan = "attached" }
+
+// loopDisks has each disk in a file of its own, which cannot be copied in a moment.
+func loopDisks(w *world) { w.disk = diskpool.LoopExt4 }
 
 // readyShells has sandboxes made from shells that were made ahead.
 func readyShells(w *world) { w.shells = 2 }
@@ -117,7 +120,7 @@ func (w *world) open(t testing.TB) {
 	}
 	w.mounts, err = rootfs.Open(ctx, o)
 	must(t, err)
-	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: 2 << 30, Keeper: w.mounts.Keeper()})
+	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: 2 << 30, Mechanism: w.disk, Keeper: w.mounts.Keeper()})
 	must(t, err)
 	w.openRuntime(t)
 }
@@ -283,12 +286,33 @@ func buildLayer(tmp string, fill func(dir string) error) (layer.Local, error) {
 	if err := fill(tree); err != nil {
 		return layer.Local{}, err
 	}
-	out, err := exec.Command("mkfs.erofs", "-d0", "--quiet", "--chunksize=4096", "--blobdev="+data, meta, tree).CombinedOutput()
-	if err != nil {
-		return layer.Local{}, fmt.Errorf("mkfs.erofs: %w: %s", err, out)
+	if err := convert(tree, meta, data); err != nil {
+		return layer.Local{}, err
 	}
 	sum := sha256.Sum256([]byte(tmp))
-	return layer.Local{Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sum))}, Meta: meta, Data: data}, os.RemoveAll(tree)
+	l := layer.Local{Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sum))}, Meta: meta, Data: data}
+	if st, err := os.Stat(data); err == nil && st.Size() == 0 {
+		l.Data = "" // as a store has it
+	}
+	return l, os.RemoveAll(tree)
+}
+
+// convert makes the two files of a layer of a tree.
+func convert(tree, meta, data string) (err error) {
+	var f image.Files
+	if f.Meta, err = os.Create(meta); err != nil {
+		return err
+	}
+	defer f.Meta.Close()
+	if f.Data, err = os.Create(data); err != nil {
+		return err
+	}
+	defer f.Data.Close()
+	loc, err := image.Locate("dir:" + tree)
+	if err == nil {
+		_, err = image.Convert(context.Background(), loc, f, image.Options{})
+	}
+	return err
 }
 
 func newLayer(t testing.TB, fill func(dir string) error) layer.Local {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
-	"github.com/opendsec/dsec/runtime"
 )
 
 // Download writes the tree. The fake has no sparse files, xattrs or watches.
@@ -159,39 +158,4 @@ func (v *fsView) unpack(p string, h *tar.Header, data []byte) (*inode, error) {
 		return n, nil
 	}
 	return nil, dsec.Errorf(dsec.Invalid, "upload", p, "entry of type %q", h.Typeflag)
-}
-
-// diff writes the upper layer as a tar.
-func (fs *memFS) diff(w runtime.TarSink) error {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	tw := tar.NewWriter(w)
-	if err := fs.diffDir(tw, "", fs.root); err != nil {
-		return dsec.E(dsec.ClassOf(err), "write snapshot", "", err)
-	}
-	for p := range fs.removed {
-		if _, err := fs.walk(user{}, p, false, maxLinks); err == nil {
-			continue // made again
-		}
-		h := &tar.Header{Name: strings.TrimPrefix(path.Join(path.Dir(p), ".wh."+path.Base(p)), "/"), Typeflag: tar.TypeReg}
-		if err := tw.WriteHeader(h); err != nil {
-			return dsec.E(dsec.ClassOf(err), "write snapshot", p, err)
-		}
-	}
-	return tw.Close()
-}
-
-func (fs *memFS) diffDir(tw *tar.Writer, rel string, n *inode) error {
-	for _, name := range sortedNames(n) {
-		c, at := n.children[name], path.Join(rel, name)
-		if c.upper {
-			if err := writeEntry(tw, at, c); err != nil {
-				return err
-			}
-		}
-		if err := fs.diffDir(tw, at, c); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
@@ -397,12 +398,24 @@ func (f *Fake) Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Co
 	return b.dial(ctx, port)
 }
 
-// Snapshot writes what was changed above the base.
-func (f *Fake) Snapshot(ctx context.Context, id dsec.SandboxID, w runtime.TarSink) error {
-	return f.locked(ctx, "snapshot sandbox", id, func(b *box) error {
-		if paused, _ := b.clock.state(); b.isRunning() && !paused {
-			return dsec.Errorf(dsec.IllegalState, "snapshot sandbox", string(id), "the sandbox is running")
+// Pack writes what was changed above the base. The fake knows no scrubbing.
+func (f *Fake) Pack(ctx context.Context, id dsec.SandboxID, into image.Files, scrub dsec.Scrub) (packed dsec.Packed, err error) {
+	const op = "pack disk of sandbox"
+	err = f.locked(ctx, op, id, func(b *box) error {
+		if scrub.Any() {
+			return dsec.Errorf(dsec.Unsupported, op, string(id), "the fake leaves nothing out")
 		}
-		return b.fs.diff(w)
+		packed, err = b.fs.pack(into)
+		return err
 	})
+	return packed, err
+}
+
+// Changes lists what was changed above the base.
+func (f *Fake) Changes(ctx context.Context, id dsec.SandboxID, most int) (c dsec.Changes, err error) {
+	err = f.locked(ctx, "compare disk of sandbox", id, func(b *box) error {
+		c = b.fs.changes(most)
+		return nil
+	})
+	return c, err
 }

@@ -41,6 +41,11 @@ func (s *Store) Acquire(_ context.Context, lease string, refs []dsec.LayerRef) (
 	return set, nil
 }
 
+// OpenData implements layer.Store: the layers have none.
+func (s *Store) OpenData(_ context.Context, l layer.Local) (layer.Data, error) {
+	return nil, dsec.Errorf(dsec.NotFound, "open data of layer", string(l.Digest), "it has none")
+}
+
 // Release ends a lease.
 func (s *Store) Release(_ context.Context, lease string) error {
 	s.mu.Lock()

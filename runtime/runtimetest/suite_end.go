@@ -236,7 +236,7 @@ var insideCases = []suiteCase{
 	{"D15_errors of reads and writes have their types", testFileErrors},
 	{"pause stops the clocks", testPause},
 	{"a port", testDial},
-	{"a snapshot holds what changed", testSnapshot},
+	{"a packed disk holds what changed, at any moment", testPack},
 	{"stats are sane", testStats},
 	{"D13_the disk limit holds", testDiskLimit},
 }

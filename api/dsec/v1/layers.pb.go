@@ -126,6 +126,7 @@ type Layer struct {
 	// Of a stack, which is an image converted layer by layer or a template: its
 	// layers, the lowest first. The other fields are of all of them.
 	Layers        []*StackLayer `protobuf:"bytes,9,rep,name=layers,proto3" json:"layers,omitempty"`
+	Lineage       *Lineage      `protobuf:"bytes,10,opt,name=lineage,proto3" json:"lineage,omitempty"` // absent: it was not packed from a sandbox
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -219,6 +220,13 @@ func (x *Layer) GetImage() bool {
 func (x *Layer) GetLayers() []*StackLayer {
 	if x != nil {
 		return x.Layers
+	}
+	return nil
+}
+
+func (x *Layer) GetLineage() *Lineage {
+	if x != nil {
+		return x.Lineage
 	}
 	return nil
 }
@@ -1593,7 +1601,7 @@ var File_dsec_v1_layers_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\n" +
-	"\x14dsec/v1/layers.proto\x12\adsec.v1\"\xb4\x01\n" +
+	"\x14dsec/v1/layers.proto\x12\adsec.v1\x1a\x17dsec/v1/sandboxes.proto\"\xb4\x01\n" +
 	"\vImageConfig\x12\x10\n" +
 	"\x03env\x18\x01 \x03(\tR\x03env\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
@@ -1604,7 +1612,7 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x03cmd\x18\x05 \x03(\tR\x03cmd\x12\x12\n" +
 	"\x04arch\x18\x06 \x01(\tR\x04arch\x12\x1f\n" +
 	"\vstop_signal\x18\a \x01(\tR\n" +
-	"stopSignal\"\x90\x02\n" +
+	"stopSignal\"\xbc\x02\n" +
 	"\x05Layer\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1b\n" +
 	"\tmeta_size\x18\x02 \x01(\x03R\bmetaSize\x12\x1b\n" +
@@ -1614,7 +1622,9 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x06config\x18\x06 \x01(\v2\x14.dsec.v1.ImageConfigR\x06config\x12\x12\n" +
 	"\x04tags\x18\a \x03(\tR\x04tags\x12\x14\n" +
 	"\x05image\x18\b \x01(\bR\x05image\x12+\n" +
-	"\x06layers\x18\t \x03(\v2\x13.dsec.v1.StackLayerR\x06layers\"J\n" +
+	"\x06layers\x18\t \x03(\v2\x13.dsec.v1.StackLayerR\x06layers\x12*\n" +
+	"\alineage\x18\n" +
+	" \x01(\v2\x10.dsec.v1.LineageR\alineage\"J\n" +
 	"\n" +
 	"StackLayer\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
@@ -1763,44 +1773,46 @@ var file_dsec_v1_layers_proto_goTypes = []any{
 	(*LayerTraceResponse)(nil),  // 22: dsec.v1.LayerTraceResponse
 	(*TracedFile)(nil),          // 23: dsec.v1.TracedFile
 	(*RepackRequest)(nil),       // 24: dsec.v1.RepackRequest
+	(*Lineage)(nil),             // 25: dsec.v1.Lineage
 }
 var file_dsec_v1_layers_proto_depIdxs = []int32{
 	0,  // 0: dsec.v1.Layer.config:type_name -> dsec.v1.ImageConfig
 	2,  // 1: dsec.v1.Layer.layers:type_name -> dsec.v1.StackLayer
-	1,  // 2: dsec.v1.ImportResponse.layer:type_name -> dsec.v1.Layer
-	1,  // 3: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
-	1,  // 4: dsec.v1.InspectResponse.layer:type_name -> dsec.v1.Layer
-	1,  // 5: dsec.v1.EnsureResponse.layer:type_name -> dsec.v1.Layer
-	1,  // 6: dsec.v1.TemplateResponse.layer:type_name -> dsec.v1.Layer
-	20, // 7: dsec.v1.MergeResponse.merged:type_name -> dsec.v1.Merged
-	23, // 8: dsec.v1.LayerTraceResponse.files:type_name -> dsec.v1.TracedFile
-	3,  // 9: dsec.v1.Layers.Import:input_type -> dsec.v1.ImportRequest
-	4,  // 10: dsec.v1.Layers.Build:input_type -> dsec.v1.BuildRequest
-	6,  // 11: dsec.v1.Layers.List:input_type -> dsec.v1.ListLayersRequest
-	8,  // 12: dsec.v1.Layers.Inspect:input_type -> dsec.v1.InspectRequest
-	10, // 13: dsec.v1.Layers.Remove:input_type -> dsec.v1.RemoveLayerRequest
-	12, // 14: dsec.v1.Layers.Tag:input_type -> dsec.v1.TagRequest
-	14, // 15: dsec.v1.Layers.Ensure:input_type -> dsec.v1.EnsureRequest
-	16, // 16: dsec.v1.Layers.CreateTemplate:input_type -> dsec.v1.TemplateRequest
-	18, // 17: dsec.v1.Layers.Merge:input_type -> dsec.v1.MergeRequest
-	21, // 18: dsec.v1.Layers.Trace:input_type -> dsec.v1.LayerTraceRequest
-	24, // 19: dsec.v1.Layers.Repack:input_type -> dsec.v1.RepackRequest
-	5,  // 20: dsec.v1.Layers.Import:output_type -> dsec.v1.ImportResponse
-	5,  // 21: dsec.v1.Layers.Build:output_type -> dsec.v1.ImportResponse
-	7,  // 22: dsec.v1.Layers.List:output_type -> dsec.v1.ListLayersResponse
-	9,  // 23: dsec.v1.Layers.Inspect:output_type -> dsec.v1.InspectResponse
-	11, // 24: dsec.v1.Layers.Remove:output_type -> dsec.v1.RemoveLayerResponse
-	13, // 25: dsec.v1.Layers.Tag:output_type -> dsec.v1.TagResponse
-	15, // 26: dsec.v1.Layers.Ensure:output_type -> dsec.v1.EnsureResponse
-	17, // 27: dsec.v1.Layers.CreateTemplate:output_type -> dsec.v1.TemplateResponse
-	19, // 28: dsec.v1.Layers.Merge:output_type -> dsec.v1.MergeResponse
-	22, // 29: dsec.v1.Layers.Trace:output_type -> dsec.v1.LayerTraceResponse
-	5,  // 30: dsec.v1.Layers.Repack:output_type -> dsec.v1.ImportResponse
-	20, // [20:31] is the sub-list for method output_type
-	9,  // [9:20] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	25, // 2: dsec.v1.Layer.lineage:type_name -> dsec.v1.Lineage
+	1,  // 3: dsec.v1.ImportResponse.layer:type_name -> dsec.v1.Layer
+	1,  // 4: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
+	1,  // 5: dsec.v1.InspectResponse.layer:type_name -> dsec.v1.Layer
+	1,  // 6: dsec.v1.EnsureResponse.layer:type_name -> dsec.v1.Layer
+	1,  // 7: dsec.v1.TemplateResponse.layer:type_name -> dsec.v1.Layer
+	20, // 8: dsec.v1.MergeResponse.merged:type_name -> dsec.v1.Merged
+	23, // 9: dsec.v1.LayerTraceResponse.files:type_name -> dsec.v1.TracedFile
+	3,  // 10: dsec.v1.Layers.Import:input_type -> dsec.v1.ImportRequest
+	4,  // 11: dsec.v1.Layers.Build:input_type -> dsec.v1.BuildRequest
+	6,  // 12: dsec.v1.Layers.List:input_type -> dsec.v1.ListLayersRequest
+	8,  // 13: dsec.v1.Layers.Inspect:input_type -> dsec.v1.InspectRequest
+	10, // 14: dsec.v1.Layers.Remove:input_type -> dsec.v1.RemoveLayerRequest
+	12, // 15: dsec.v1.Layers.Tag:input_type -> dsec.v1.TagRequest
+	14, // 16: dsec.v1.Layers.Ensure:input_type -> dsec.v1.EnsureRequest
+	16, // 17: dsec.v1.Layers.CreateTemplate:input_type -> dsec.v1.TemplateRequest
+	18, // 18: dsec.v1.Layers.Merge:input_type -> dsec.v1.MergeRequest
+	21, // 19: dsec.v1.Layers.Trace:input_type -> dsec.v1.LayerTraceRequest
+	24, // 20: dsec.v1.Layers.Repack:input_type -> dsec.v1.RepackRequest
+	5,  // 21: dsec.v1.Layers.Import:output_type -> dsec.v1.ImportResponse
+	5,  // 22: dsec.v1.Layers.Build:output_type -> dsec.v1.ImportResponse
+	7,  // 23: dsec.v1.Layers.List:output_type -> dsec.v1.ListLayersResponse
+	9,  // 24: dsec.v1.Layers.Inspect:output_type -> dsec.v1.InspectResponse
+	11, // 25: dsec.v1.Layers.Remove:output_type -> dsec.v1.RemoveLayerResponse
+	13, // 26: dsec.v1.Layers.Tag:output_type -> dsec.v1.TagResponse
+	15, // 27: dsec.v1.Layers.Ensure:output_type -> dsec.v1.EnsureResponse
+	17, // 28: dsec.v1.Layers.CreateTemplate:output_type -> dsec.v1.TemplateResponse
+	19, // 29: dsec.v1.Layers.Merge:output_type -> dsec.v1.MergeResponse
+	22, // 30: dsec.v1.Layers.Trace:output_type -> dsec.v1.LayerTraceResponse
+	5,  // 31: dsec.v1.Layers.Repack:output_type -> dsec.v1.ImportResponse
+	21, // [21:32] is the sub-list for method output_type
+	10, // [10:21] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_layers_proto_init() }
@@ -1808,6 +1820,7 @@ func file_dsec_v1_layers_proto_init() {
 	if File_dsec_v1_layers_proto != nil {
 		return
 	}
+	file_dsec_v1_sandboxes_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

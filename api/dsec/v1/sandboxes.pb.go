@@ -300,6 +300,7 @@ type Lifetimes struct {
 	Idle          float64                `protobuf:"fixed64,1,opt,name=idle,proto3" json:"idle,omitempty"`
 	Lifetime      float64                `protobuf:"fixed64,2,opt,name=lifetime,proto3" json:"lifetime,omitempty"`
 	Retention     float64                `protobuf:"fixed64,3,opt,name=retention,proto3" json:"retention,omitempty"`
+	KeepFailed    float64                `protobuf:"fixed64,4,opt,name=keep_failed,json=keepFailed,proto3" json:"keep_failed,omitempty"` // for which the disk is kept, packed, of one that did not end well; 0: it is not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -351,6 +352,13 @@ func (x *Lifetimes) GetLifetime() float64 {
 func (x *Lifetimes) GetRetention() float64 {
 	if x != nil {
 		return x.Retention
+	}
+	return 0
+}
+
+func (x *Lifetimes) GetKeepFailed() float64 {
+	if x != nil {
+		return x.KeepFailed
 	}
 	return 0
 }
@@ -421,6 +429,7 @@ type Sandbox struct {
 	Starts        int32                  `protobuf:"varint,10,opt,name=starts,proto3" json:"starts,omitempty"`
 	Steps         []*Step                `protobuf:"bytes,11,rep,name=steps,proto3" json:"steps,omitempty"` // of the last creation or start
 	Node          string                 `protobuf:"bytes,12,opt,name=node,proto3" json:"node,omitempty"`
+	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"` // absent: its disk is not kept
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -539,6 +548,74 @@ func (x *Sandbox) GetNode() string {
 	return ""
 }
 
+func (x *Sandbox) GetKept() *Kept {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+// Kept is the packed disk of a sandbox that failed.
+type Kept struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Tag           string                 `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"`
+	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Kept) Reset() {
+	*x = Kept{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Kept) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Kept) ProtoMessage() {}
+
+func (x *Kept) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Kept.ProtoReflect.Descriptor instead.
+func (*Kept) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Kept) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Kept) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *Kept) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 type CreateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Spec          *Spec                  `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -548,7 +625,7 @@ type CreateRequest struct {
 
 func (x *CreateRequest) Reset() {
 	*x = CreateRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +637,7 @@ func (x *CreateRequest) String() string {
 func (*CreateRequest) ProtoMessage() {}
 
 func (x *CreateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +650,7 @@ func (x *CreateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRequest.ProtoReflect.Descriptor instead.
 func (*CreateRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateRequest) GetSpec() *Spec {
@@ -592,7 +669,7 @@ type CreateResponse struct {
 
 func (x *CreateResponse) Reset() {
 	*x = CreateResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +681,7 @@ func (x *CreateResponse) String() string {
 func (*CreateResponse) ProtoMessage() {}
 
 func (x *CreateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +694,7 @@ func (x *CreateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateResponse.ProtoReflect.Descriptor instead.
 func (*CreateResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CreateResponse) GetSandbox() *Sandbox {
@@ -641,7 +718,7 @@ type CreateManyRequest struct {
 
 func (x *CreateManyRequest) Reset() {
 	*x = CreateManyRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +730,7 @@ func (x *CreateManyRequest) String() string {
 func (*CreateManyRequest) ProtoMessage() {}
 
 func (x *CreateManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +743,7 @@ func (x *CreateManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateManyRequest.ProtoReflect.Descriptor instead.
 func (*CreateManyRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateManyRequest) GetSpecs() []*Spec {
@@ -704,7 +781,7 @@ type CreateManyResponse struct {
 
 func (x *CreateManyResponse) Reset() {
 	*x = CreateManyResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -716,7 +793,7 @@ func (x *CreateManyResponse) String() string {
 func (*CreateManyResponse) ProtoMessage() {}
 
 func (x *CreateManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -729,7 +806,7 @@ func (x *CreateManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateManyResponse.ProtoReflect.Descriptor instead.
 func (*CreateManyResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateManyResponse) GetIndex() int32 {
@@ -789,7 +866,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +878,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +891,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetRequest) GetId() string {
@@ -833,7 +910,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +922,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +935,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetResponse) GetSandbox() *Sandbox {
@@ -883,7 +960,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -895,7 +972,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -908,7 +985,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListRequest) GetStates() []string {
@@ -971,7 +1048,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1060,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1073,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListResponse) GetSandboxes() []*Sandbox {
@@ -1030,7 +1107,7 @@ type StartRequest struct {
 
 func (x *StartRequest) Reset() {
 	*x = StartRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1119,7 @@ func (x *StartRequest) String() string {
 func (*StartRequest) ProtoMessage() {}
 
 func (x *StartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1132,7 @@ func (x *StartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRequest.ProtoReflect.Descriptor instead.
 func (*StartRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StartRequest) GetId() string {
@@ -1081,7 +1158,7 @@ type StartResponse struct {
 
 func (x *StartResponse) Reset() {
 	*x = StartResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1170,7 @@ func (x *StartResponse) String() string {
 func (*StartResponse) ProtoMessage() {}
 
 func (x *StartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1183,7 @@ func (x *StartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartResponse.ProtoReflect.Descriptor instead.
 func (*StartResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StartResponse) GetSandbox() *Sandbox {
@@ -1127,7 +1204,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1216,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1229,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StopRequest) GetId() string {
@@ -1185,7 +1262,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1197,7 +1274,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1210,7 +1287,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StopResponse) GetSandbox() *Sandbox {
@@ -1230,7 +1307,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +1319,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1332,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{17}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteRequest) GetId() string {
@@ -1281,7 +1358,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1370,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1383,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{18}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteResponse) GetExisted() bool {
@@ -1326,7 +1403,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1415,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1428,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{19}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -1377,7 +1454,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1389,7 +1466,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1402,7 +1479,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{20}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PauseResponse) GetSandbox() *Sandbox {
@@ -1422,7 +1499,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1511,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1524,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{21}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -1473,7 +1550,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1562,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1575,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{22}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ResumeResponse) GetSandbox() *Sandbox {
@@ -1519,7 +1596,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1608,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1621,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{23}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RenewRequest) GetId() string {
@@ -1577,7 +1654,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +1666,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +1679,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{24}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RenewResponse) GetSandbox() *Sandbox {
@@ -1615,15 +1692,16 @@ func (x *RenewResponse) GetSandbox() *Sandbox {
 type CommitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Tag           string                 `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"`
+	Tag           string                 `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"` // empty: the layer is named by its digest only, and goes when nobody uses it
 	CallId        string                 `protobuf:"bytes,3,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	Scrub         *Scrub                 `protobuf:"bytes,4,opt,name=scrub,proto3" json:"scrub,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1713,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1726,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{25}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -1672,16 +1750,30 @@ func (x *CommitRequest) GetCallId() string {
 	return ""
 }
 
+func (x *CommitRequest) GetScrub() *Scrub {
+	if x != nil {
+		return x.Scrub
+	}
+	return nil
+}
+
 type CommitResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Tag           string                 `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"`
+	Lineage       *Lineage               `protobuf:"bytes,3,opt,name=lineage,proto3" json:"lineage,omitempty"`
+	Entries       int64                  `protobuf:"varint,4,opt,name=entries,proto3" json:"entries,omitempty"`
+	MetaSize      int64                  `protobuf:"varint,5,opt,name=meta_size,json=metaSize,proto3" json:"meta_size,omitempty"`
+	DataSize      int64                  `protobuf:"varint,6,opt,name=data_size,json=dataSize,proto3" json:"data_size,omitempty"`
+	Pause         float64                `protobuf:"fixed64,7,opt,name=pause,proto3" json:"pause,omitempty"` // for which the sandbox stood still
+	Report        *ScrubReport           `protobuf:"bytes,8,opt,name=report,proto3" json:"report,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1693,7 +1785,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1706,7 +1798,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{26}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CommitResponse) GetDigest() string {
@@ -1714,6 +1806,597 @@ func (x *CommitResponse) GetDigest() string {
 		return x.Digest
 	}
 	return ""
+}
+
+func (x *CommitResponse) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *CommitResponse) GetLineage() *Lineage {
+	if x != nil {
+		return x.Lineage
+	}
+	return nil
+}
+
+func (x *CommitResponse) GetEntries() int64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *CommitResponse) GetMetaSize() int64 {
+	if x != nil {
+		return x.MetaSize
+	}
+	return 0
+}
+
+func (x *CommitResponse) GetDataSize() int64 {
+	if x != nil {
+		return x.DataSize
+	}
+	return 0
+}
+
+func (x *CommitResponse) GetPause() float64 {
+	if x != nil {
+		return x.Pause
+	}
+	return 0
+}
+
+func (x *CommitResponse) GetReport() *ScrubReport {
+	if x != nil {
+		return x.Report
+	}
+	return nil
+}
+
+// Scrub says what of a disk shall not be in the layer.
+type Scrub struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Histories     bool                   `protobuf:"varint,1,opt,name=histories,proto3" json:"histories,omitempty"`
+	Credentials   bool                   `protobuf:"varint,2,opt,name=credentials,proto3" json:"credentials,omitempty"`
+	Caches        bool                   `protobuf:"varint,3,opt,name=caches,proto3" json:"caches,omitempty"`
+	Logs          bool                   `protobuf:"varint,4,opt,name=logs,proto3" json:"logs,omitempty"`
+	Patterns      []string               `protobuf:"bytes,5,rep,name=patterns,proto3" json:"patterns,omitempty"` // globs of whole paths
+	Answers       []string               `protobuf:"bytes,6,rep,name=answers,proto3" json:"answers,omitempty"`   // SHA-256 of whole files, in hex
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Scrub) Reset() {
+	*x = Scrub{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Scrub) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Scrub) ProtoMessage() {}
+
+func (x *Scrub) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
+func (*Scrub) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Scrub) GetHistories() bool {
+	if x != nil {
+		return x.Histories
+	}
+	return false
+}
+
+func (x *Scrub) GetCredentials() bool {
+	if x != nil {
+		return x.Credentials
+	}
+	return false
+}
+
+func (x *Scrub) GetCaches() bool {
+	if x != nil {
+		return x.Caches
+	}
+	return false
+}
+
+func (x *Scrub) GetLogs() bool {
+	if x != nil {
+		return x.Logs
+	}
+	return false
+}
+
+func (x *Scrub) GetPatterns() []string {
+	if x != nil {
+		return x.Patterns
+	}
+	return nil
+}
+
+func (x *Scrub) GetAnswers() []string {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+type ScrubReport struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Version         int32                  `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	Rules           *Scrub                 `protobuf:"bytes,2,opt,name=rules,proto3" json:"rules,omitempty"`
+	Removed         []*Finding             `protobuf:"bytes,3,rep,name=removed,proto3" json:"removed,omitempty"`
+	RemovedCount    int64                  `protobuf:"varint,4,opt,name=removed_count,json=removedCount,proto3" json:"removed_count,omitempty"`
+	RemovedBytes    int64                  `protobuf:"varint,5,opt,name=removed_bytes,json=removedBytes,proto3" json:"removed_bytes,omitempty"`
+	Suspicious      []*Finding             `protobuf:"bytes,6,rep,name=suspicious,proto3" json:"suspicious,omitempty"`
+	SuspiciousCount int64                  `protobuf:"varint,7,opt,name=suspicious_count,json=suspiciousCount,proto3" json:"suspicious_count,omitempty"`
+	Unread          int64                  `protobuf:"varint,8,opt,name=unread,proto3" json:"unread,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ScrubReport) Reset() {
+	*x = ScrubReport{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubReport) ProtoMessage() {}
+
+func (x *ScrubReport) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
+func (*ScrubReport) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ScrubReport) GetVersion() int32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ScrubReport) GetRules() *Scrub {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *ScrubReport) GetRemoved() []*Finding {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *ScrubReport) GetRemovedCount() int64 {
+	if x != nil {
+		return x.RemovedCount
+	}
+	return 0
+}
+
+func (x *ScrubReport) GetRemovedBytes() int64 {
+	if x != nil {
+		return x.RemovedBytes
+	}
+	return 0
+}
+
+func (x *ScrubReport) GetSuspicious() []*Finding {
+	if x != nil {
+		return x.Suspicious
+	}
+	return nil
+}
+
+func (x *ScrubReport) GetSuspiciousCount() int64 {
+	if x != nil {
+		return x.SuspiciousCount
+	}
+	return 0
+}
+
+func (x *ScrubReport) GetUnread() int64 {
+	if x != nil {
+		return x.Unread
+	}
+	return 0
+}
+
+type Finding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	Line          int32                  `protobuf:"varint,4,opt,name=line,proto3" json:"line,omitempty"`
+	Below         bool                   `protobuf:"varint,5,opt,name=below,proto3" json:"below,omitempty"` // a layer below has the path
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Finding) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Finding) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Finding) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Finding) GetLine() int32 {
+	if x != nil {
+		return x.Line
+	}
+	return 0
+}
+
+func (x *Finding) GetBelow() bool {
+	if x != nil {
+		return x.Below
+	}
+	return false
+}
+
+// Lineage says where a packed layer comes from.
+type Lineage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Parents       []string               `protobuf:"bytes,1,rep,name=parents,proto3" json:"parents,omitempty"` // digests, bottom first
+	Sandbox       string                 `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
+	Scrub         string                 `protobuf:"bytes,4,opt,name=scrub,proto3" json:"scrub,omitempty"` // digest of the report
+	Merged        []string               `protobuf:"bytes,5,rep,name=merged,proto3" json:"merged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lineage) Reset() {
+	*x = Lineage{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lineage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lineage) ProtoMessage() {}
+
+func (x *Lineage) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lineage.ProtoReflect.Descriptor instead.
+func (*Lineage) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *Lineage) GetParents() []string {
+	if x != nil {
+		return x.Parents
+	}
+	return nil
+}
+
+func (x *Lineage) GetSandbox() string {
+	if x != nil {
+		return x.Sandbox
+	}
+	return ""
+}
+
+func (x *Lineage) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Lineage) GetScrub() string {
+	if x != nil {
+		return x.Scrub
+	}
+	return ""
+}
+
+func (x *Lineage) GetMerged() []string {
+	if x != nil {
+		return x.Merged
+	}
+	return nil
+}
+
+type ChangesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Most          int32                  `protobuf:"varint,2,opt,name=most,proto3" json:"most,omitempty"` // default and most 100,000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangesRequest) Reset() {
+	*x = ChangesRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangesRequest) ProtoMessage() {}
+
+func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
+func (*ChangesRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ChangesRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ChangesRequest) GetMost() int32 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+type ChangesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []*Change              `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	Cut           bool                   `protobuf:"varint,2,opt,name=cut,proto3" json:"cut,omitempty"`
+	Added         int64                  `protobuf:"varint,3,opt,name=added,proto3" json:"added,omitempty"`
+	Modified      int64                  `protobuf:"varint,4,opt,name=modified,proto3" json:"modified,omitempty"`
+	Deleted       int64                  `protobuf:"varint,5,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	Bytes         int64                  `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangesResponse) Reset() {
+	*x = ChangesResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangesResponse) ProtoMessage() {}
+
+func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangesResponse.ProtoReflect.Descriptor instead.
+func (*ChangesResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ChangesResponse) GetChanges() []*Change {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *ChangesResponse) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
+func (x *ChangesResponse) GetAdded() int64 {
+	if x != nil {
+		return x.Added
+	}
+	return 0
+}
+
+func (x *ChangesResponse) GetModified() int64 {
+	if x != nil {
+		return x.Modified
+	}
+	return 0
+}
+
+func (x *ChangesResponse) GetDeleted() int64 {
+	if x != nil {
+		return x.Deleted
+	}
+	return 0
+}
+
+func (x *ChangesResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type Change struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // A, M, D
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	Was           int64                  `protobuf:"varint,4,opt,name=was,proto3" json:"was,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Change) Reset() {
+	*x = Change{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Change) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Change) ProtoMessage() {}
+
+func (x *Change) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Change.ProtoReflect.Descriptor instead.
+func (*Change) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Change) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Change) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Change) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Change) GetWas() int64 {
+	if x != nil {
+		return x.Was
+	}
+	return 0
 }
 
 type StatsRequest struct {
@@ -1725,7 +2408,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +2420,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,7 +2433,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{27}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -1780,7 +2463,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +2475,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +2488,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{28}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StatsResponse) GetCpu() float64 {
@@ -1933,14 +2616,16 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06memory\x18\x03 \x01(\x03R\x06memory\x12\x12\n" +
 	"\x04pids\x18\x04 \x01(\x03R\x04pids\x12\x12\n" +
 	"\x04disk\x18\x05 \x01(\x03R\x04disk\x12\x16\n" +
-	"\x06output\x18\x06 \x01(\x03R\x06output\"Y\n" +
+	"\x06output\x18\x06 \x01(\x03R\x06output\"z\n" +
 	"\tLifetimes\x12\x12\n" +
 	"\x04idle\x18\x01 \x01(\x01R\x04idle\x12\x1a\n" +
 	"\blifetime\x18\x02 \x01(\x01R\blifetime\x12\x1c\n" +
-	"\tretention\x18\x03 \x01(\x01R\tretention\";\n" +
+	"\tretention\x18\x03 \x01(\x01R\tretention\x12\x1f\n" +
+	"\vkeep_failed\x18\x04 \x01(\x01R\n" +
+	"keepFailed\";\n" +
 	"\tHostMount\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\xa2\x03\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xc5\x03\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12!\n" +
@@ -1954,7 +2639,12 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06starts\x18\n" +
 	" \x01(\x05R\x06starts\x12#\n" +
 	"\x05steps\x18\v \x03(\v2\r.dsec.v1.StepR\x05steps\x12\x12\n" +
-	"\x04node\x18\f \x01(\tR\x04node\"2\n" +
+	"\x04node\x18\f \x01(\tR\x04node\x12!\n" +
+	"\x04kept\x18\r \x01(\v2\r.dsec.v1.KeptR\x04kept\"b\n" +
+	"\x04Kept\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x10\n" +
+	"\x03tag\x18\x02 \x01(\tR\x03tag\x120\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"2\n" +
 	"\rCreateRequest\x12!\n" +
 	"\x04spec\x18\x01 \x01(\v2\r.dsec.v1.SpecR\x04spec\"<\n" +
 	"\x0eCreateResponse\x12*\n" +
@@ -2020,13 +2710,66 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\blifetime\x18\x02 \x01(\x01R\blifetime\x12\x17\n" +
 	"\acall_id\x18\x03 \x01(\tR\x06callId\";\n" +
 	"\rRenewResponse\x12*\n" +
-	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"J\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"p\n" +
 	"\rCommitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x17\n" +
-	"\acall_id\x18\x03 \x01(\tR\x06callId\"(\n" +
+	"\acall_id\x18\x03 \x01(\tR\x06callId\x12$\n" +
+	"\x05scrub\x18\x04 \x01(\v2\x0e.dsec.v1.ScrubR\x05scrub\"\xfe\x01\n" +
 	"\x0eCommitResponse\x12\x16\n" +
-	"\x06digest\x18\x01 \x01(\tR\x06digest\"\x1e\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x10\n" +
+	"\x03tag\x18\x02 \x01(\tR\x03tag\x12*\n" +
+	"\alineage\x18\x03 \x01(\v2\x10.dsec.v1.LineageR\alineage\x12\x18\n" +
+	"\aentries\x18\x04 \x01(\x03R\aentries\x12\x1b\n" +
+	"\tmeta_size\x18\x05 \x01(\x03R\bmetaSize\x12\x1b\n" +
+	"\tdata_size\x18\x06 \x01(\x03R\bdataSize\x12\x14\n" +
+	"\x05pause\x18\a \x01(\x01R\x05pause\x12,\n" +
+	"\x06report\x18\b \x01(\v2\x14.dsec.v1.ScrubReportR\x06report\"\xa9\x01\n" +
+	"\x05Scrub\x12\x1c\n" +
+	"\thistories\x18\x01 \x01(\bR\thistories\x12 \n" +
+	"\vcredentials\x18\x02 \x01(\bR\vcredentials\x12\x16\n" +
+	"\x06caches\x18\x03 \x01(\bR\x06caches\x12\x12\n" +
+	"\x04logs\x18\x04 \x01(\bR\x04logs\x12\x1a\n" +
+	"\bpatterns\x18\x05 \x03(\tR\bpatterns\x12\x18\n" +
+	"\aanswers\x18\x06 \x03(\tR\aanswers\"\xb8\x02\n" +
+	"\vScrubReport\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x05R\aversion\x12$\n" +
+	"\x05rules\x18\x02 \x01(\v2\x0e.dsec.v1.ScrubR\x05rules\x12*\n" +
+	"\aremoved\x18\x03 \x03(\v2\x10.dsec.v1.FindingR\aremoved\x12#\n" +
+	"\rremoved_count\x18\x04 \x01(\x03R\fremovedCount\x12#\n" +
+	"\rremoved_bytes\x18\x05 \x01(\x03R\fremovedBytes\x120\n" +
+	"\n" +
+	"suspicious\x18\x06 \x03(\v2\x10.dsec.v1.FindingR\n" +
+	"suspicious\x12)\n" +
+	"\x10suspicious_count\x18\a \x01(\x03R\x0fsuspiciousCount\x12\x16\n" +
+	"\x06unread\x18\b \x01(\x03R\x06unread\"m\n" +
+	"\aFinding\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04line\x18\x04 \x01(\x05R\x04line\x12\x14\n" +
+	"\x05below\x18\x05 \x01(\bR\x05below\"\x9b\x01\n" +
+	"\aLineage\x12\x18\n" +
+	"\aparents\x18\x01 \x03(\tR\aparents\x12\x18\n" +
+	"\asandbox\x18\x02 \x01(\tR\asandbox\x12.\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
+	"\x05scrub\x18\x04 \x01(\tR\x05scrub\x12\x16\n" +
+	"\x06merged\x18\x05 \x03(\tR\x06merged\"4\n" +
+	"\x0eChangesRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04most\x18\x02 \x01(\x05R\x04most\"\xb0\x01\n" +
+	"\x0fChangesResponse\x12)\n" +
+	"\achanges\x18\x01 \x03(\v2\x0f.dsec.v1.ChangeR\achanges\x12\x10\n" +
+	"\x03cut\x18\x02 \x01(\bR\x03cut\x12\x14\n" +
+	"\x05added\x18\x03 \x01(\x03R\x05added\x12\x1a\n" +
+	"\bmodified\x18\x04 \x01(\x03R\bmodified\x12\x18\n" +
+	"\adeleted\x18\x05 \x01(\x03R\adeleted\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x03R\x05bytes\"V\n" +
+	"\x06Change\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x10\n" +
+	"\x03was\x18\x04 \x01(\x03R\x03was\"\x1e\n" +
 	"\fStatsRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\xdc\x02\n" +
 	"\rStatsResponse\x12\x10\n" +
@@ -2046,7 +2789,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x03R\tdiskLimit\x12\x1b\n" +
 	"\toom_kills\x18\v \x01(\x03R\boomKills\x12\x1f\n" +
 	"\vpids_denied\x18\f \x01(\x03R\n" +
-	"pidsDenied2\xbc\x05\n" +
+	"pidsDenied2\xfa\x05\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -2059,7 +2802,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05Pause\x12\x15.dsec.v1.PauseRequest\x1a\x16.dsec.v1.PauseResponse\x129\n" +
 	"\x06Resume\x12\x16.dsec.v1.ResumeRequest\x1a\x17.dsec.v1.ResumeResponse\x126\n" +
 	"\x05Renew\x12\x15.dsec.v1.RenewRequest\x1a\x16.dsec.v1.RenewResponse\x129\n" +
-	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x126\n" +
+	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x12<\n" +
+	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
 	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 
 var (
@@ -2074,99 +2818,119 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*Limits)(nil),                // 1: dsec.v1.Limits
 	(*Lifetimes)(nil),             // 2: dsec.v1.Lifetimes
 	(*HostMount)(nil),             // 3: dsec.v1.HostMount
 	(*Sandbox)(nil),               // 4: dsec.v1.Sandbox
-	(*CreateRequest)(nil),         // 5: dsec.v1.CreateRequest
-	(*CreateResponse)(nil),        // 6: dsec.v1.CreateResponse
-	(*CreateManyRequest)(nil),     // 7: dsec.v1.CreateManyRequest
-	(*CreateManyResponse)(nil),    // 8: dsec.v1.CreateManyResponse
-	(*GetRequest)(nil),            // 9: dsec.v1.GetRequest
-	(*GetResponse)(nil),           // 10: dsec.v1.GetResponse
-	(*ListRequest)(nil),           // 11: dsec.v1.ListRequest
-	(*ListResponse)(nil),          // 12: dsec.v1.ListResponse
-	(*StartRequest)(nil),          // 13: dsec.v1.StartRequest
-	(*StartResponse)(nil),         // 14: dsec.v1.StartResponse
-	(*StopRequest)(nil),           // 15: dsec.v1.StopRequest
-	(*StopResponse)(nil),          // 16: dsec.v1.StopResponse
-	(*DeleteRequest)(nil),         // 17: dsec.v1.DeleteRequest
-	(*DeleteResponse)(nil),        // 18: dsec.v1.DeleteResponse
-	(*PauseRequest)(nil),          // 19: dsec.v1.PauseRequest
-	(*PauseResponse)(nil),         // 20: dsec.v1.PauseResponse
-	(*ResumeRequest)(nil),         // 21: dsec.v1.ResumeRequest
-	(*ResumeResponse)(nil),        // 22: dsec.v1.ResumeResponse
-	(*RenewRequest)(nil),          // 23: dsec.v1.RenewRequest
-	(*RenewResponse)(nil),         // 24: dsec.v1.RenewResponse
-	(*CommitRequest)(nil),         // 25: dsec.v1.CommitRequest
-	(*CommitResponse)(nil),        // 26: dsec.v1.CommitResponse
-	(*StatsRequest)(nil),          // 27: dsec.v1.StatsRequest
-	(*StatsResponse)(nil),         // 28: dsec.v1.StatsResponse
-	nil,                           // 29: dsec.v1.Spec.EnvEntry
-	nil,                           // 30: dsec.v1.Spec.LabelsEntry
-	nil,                           // 31: dsec.v1.ListRequest.LabelsEntry
-	(*Result)(nil),                // 32: dsec.v1.Result
-	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
-	(*Step)(nil),                  // 34: dsec.v1.Step
-	(*ErrorDetail)(nil),           // 35: dsec.v1.ErrorDetail
+	(*Kept)(nil),                  // 5: dsec.v1.Kept
+	(*CreateRequest)(nil),         // 6: dsec.v1.CreateRequest
+	(*CreateResponse)(nil),        // 7: dsec.v1.CreateResponse
+	(*CreateManyRequest)(nil),     // 8: dsec.v1.CreateManyRequest
+	(*CreateManyResponse)(nil),    // 9: dsec.v1.CreateManyResponse
+	(*GetRequest)(nil),            // 10: dsec.v1.GetRequest
+	(*GetResponse)(nil),           // 11: dsec.v1.GetResponse
+	(*ListRequest)(nil),           // 12: dsec.v1.ListRequest
+	(*ListResponse)(nil),          // 13: dsec.v1.ListResponse
+	(*StartRequest)(nil),          // 14: dsec.v1.StartRequest
+	(*StartResponse)(nil),         // 15: dsec.v1.StartResponse
+	(*StopRequest)(nil),           // 16: dsec.v1.StopRequest
+	(*StopResponse)(nil),          // 17: dsec.v1.StopResponse
+	(*DeleteRequest)(nil),         // 18: dsec.v1.DeleteRequest
+	(*DeleteResponse)(nil),        // 19: dsec.v1.DeleteResponse
+	(*PauseRequest)(nil),          // 20: dsec.v1.PauseRequest
+	(*PauseResponse)(nil),         // 21: dsec.v1.PauseResponse
+	(*ResumeRequest)(nil),         // 22: dsec.v1.ResumeRequest
+	(*ResumeResponse)(nil),        // 23: dsec.v1.ResumeResponse
+	(*RenewRequest)(nil),          // 24: dsec.v1.RenewRequest
+	(*RenewResponse)(nil),         // 25: dsec.v1.RenewResponse
+	(*CommitRequest)(nil),         // 26: dsec.v1.CommitRequest
+	(*CommitResponse)(nil),        // 27: dsec.v1.CommitResponse
+	(*Scrub)(nil),                 // 28: dsec.v1.Scrub
+	(*ScrubReport)(nil),           // 29: dsec.v1.ScrubReport
+	(*Finding)(nil),               // 30: dsec.v1.Finding
+	(*Lineage)(nil),               // 31: dsec.v1.Lineage
+	(*ChangesRequest)(nil),        // 32: dsec.v1.ChangesRequest
+	(*ChangesResponse)(nil),       // 33: dsec.v1.ChangesResponse
+	(*Change)(nil),                // 34: dsec.v1.Change
+	(*StatsRequest)(nil),          // 35: dsec.v1.StatsRequest
+	(*StatsResponse)(nil),         // 36: dsec.v1.StatsResponse
+	nil,                           // 37: dsec.v1.Spec.EnvEntry
+	nil,                           // 38: dsec.v1.Spec.LabelsEntry
+	nil,                           // 39: dsec.v1.ListRequest.LabelsEntry
+	(*Result)(nil),                // 40: dsec.v1.Result
+	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
+	(*Step)(nil),                  // 42: dsec.v1.Step
+	(*ErrorDetail)(nil),           // 43: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	29, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	37, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	1,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	2,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	3,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	30, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	38, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	0,  // 5: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	32, // 6: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	33, // 7: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	33, // 8: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	33, // 9: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	34, // 10: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
-	0,  // 11: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
-	4,  // 12: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
-	0,  // 13: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
-	4,  // 14: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	35, // 15: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
-	4,  // 16: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	31, // 17: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
-	4,  // 18: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	4,  // 19: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 20: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 21: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 22: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 23: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	5,  // 24: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	7,  // 25: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	9,  // 26: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	11, // 27: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	13, // 28: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	15, // 29: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	17, // 30: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	19, // 31: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	21, // 32: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	23, // 33: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	25, // 34: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	27, // 35: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	6,  // 36: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	8,  // 37: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	10, // 38: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	12, // 39: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	14, // 40: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	16, // 41: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	18, // 42: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	20, // 43: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	22, // 44: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	24, // 45: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	26, // 46: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	28, // 47: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	36, // [36:48] is the sub-list for method output_type
-	24, // [24:36] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	40, // 6: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	41, // 7: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	41, // 8: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	41, // 9: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	42, // 10: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	5,  // 11: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
+	41, // 12: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	0,  // 13: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
+	4,  // 14: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
+	0,  // 15: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
+	4,  // 16: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
+	43, // 17: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	4,  // 18: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
+	39, // 19: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	4,  // 20: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	4,  // 21: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
+	4,  // 22: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
+	4,  // 23: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	4,  // 24: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
+	4,  // 25: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	28, // 26: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	31, // 27: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	29, // 28: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	28, // 29: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	30, // 30: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	30, // 31: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	41, // 32: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	34, // 33: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	6,  // 34: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	8,  // 35: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	10, // 36: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	12, // 37: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	14, // 38: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	16, // 39: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	18, // 40: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	20, // 41: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	22, // 42: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	24, // 43: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	26, // 44: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	32, // 45: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	35, // 46: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	7,  // 47: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	9,  // 48: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	11, // 49: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	13, // 50: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	15, // 51: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	17, // 52: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	19, // 53: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	21, // 54: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	23, // 55: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	25, // 56: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	27, // 57: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	33, // 58: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	36, // 59: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	47, // [47:60] is the sub-list for method output_type
+	34, // [34:47] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -2175,7 +2939,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 		return
 	}
 	file_dsec_v1_common_proto_init()
-	file_dsec_v1_sandboxes_proto_msgTypes[8].OneofWrappers = []any{
+	file_dsec_v1_sandboxes_proto_msgTypes[9].OneofWrappers = []any{
 		(*CreateManyResponse_Sandbox)(nil),
 		(*CreateManyResponse_Error)(nil),
 	}
@@ -2185,7 +2949,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

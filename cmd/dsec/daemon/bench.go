@@ -9,7 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -28,6 +30,9 @@ import (
 // benchFlags say what is measured and on what.
 type benchFlags struct {
 	image       string
+	images      string // directory of the images of bench/images
+	sources     []source
+	mount       func(context.Context, *bed) error // if set, mounts layers in its own way, before anything else does
 	dir         string
 	concurrency []int
 	rounds      int
@@ -50,7 +55,8 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 		Example: "  sudo dsec bench create --image rootfs.tar\n  sudo dsec bench idle --image rootfs.tar --live 1000",
 	}
 	p := c.PersistentFlags()
-	p.StringVar(&f.image, "image", "", "root file system: tar, directory, OCI layout or reference (required)")
+	p.StringVar(&f.image, "image", "", "root file system: tar, directory, OCI layout or reference (of what measures sandboxes)")
+	p.StringVar(&f.images, "images", ".cache/images", "where bench/images/build.sh put the images (of what measures layers)")
 	p.StringVar(&f.dir, "dir", "/var/tmp", "where the data of the measurement goes")
 	p.IntSliceVar(&f.concurrency, "concurrency", []int{1, 8, 32}, "workers at once")
 	p.IntVar(&f.rounds, "rounds", 3, "rounds of each contender")
@@ -67,22 +73,33 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 		{"idle", "Memory of idle sandboxes", "sudo dsec bench idle --image rootfs.tar --live 3000", benchIdle},
 		{"bytes", "Streamed output, files up and down, beside a pipe and a file", "sudo dsec bench bytes --image rootfs.tar", benchBytes},
 		{"parts", "What a creation and its end ask of the kernel, each part alone", "sudo dsec bench parts --image rootfs.tar --concurrency 8", benchParts},
+		{"pack", "Save the disk of a running sandbox, beside tar; chains of packed disks", "sudo dsec bench pack --image rootfs.tar", benchPack},
 		{"exec", "Round trip of a command beside a plain setns", "sudo dsec bench exec --image rootfs.tar", benchExec},
 	} {
 		c.AddCommand(&cobra.Command{Use: v.use, Short: v.short, Example: "  " + v.example, Args: cobra.NoArgs,
 			RunE: func(c *cobra.Command, _ []string) error {
 				f.json = wantJSON(c)
+				if f.image == "" {
+					return dsec.Errorf(dsec.Invalid, "measure", "--image", "is required")
+				}
+				f.sources = []source{{f.image, "bench"}}
 				return withBed(c.Context(), &f, v.run)
 			}})
 	}
+	c.AddCommand(benchChunksVerb(&f), benchSetupVerb(&f), benchCacheVerb(&f))
 	return c
 }
+
+// source is what a layer of a measurement is made of, and its tag.
+type source struct{ from, tag string }
 
 // bed is a machine made for a measurement.
 type bed struct {
 	machine
 	dir    string
-	layers layer.Set
+	store  *store.Store
+	layers layer.Set // of the first source
+	made   map[string]making
 	ours   bench.Runtime
 	idle   []dsec.SandboxID
 }
@@ -90,9 +107,6 @@ type bed struct {
 func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benchFlags, *bed) error) (err error) {
 	if err := needRoot("measure"); err != nil {
 		return err
-	}
-	if f.image == "" {
-		return dsec.Errorf(dsec.Invalid, "measure", "--image", "is required")
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	slog.SetDefault(log)
@@ -102,20 +116,19 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 		return err
 	}
 	defer func() { err = joinAfter(ctx, err, s, remove) }()
-	b := &bed{dir: filepath.Dir(s.Data)}
-	var layers *store.Store
+	b := &bed{dir: filepath.Dir(s.Data), made: map[string]making{}}
 	steps := append([]lifecycle.Step{
 		{Name: "layers", Do: func(ctx context.Context) (err error) {
-			if layers, err = store.Open(s.layerDir(), store.Options{Log: log}); err != nil {
+			if b.store, err = store.Open(s.layerDir(), store.Options{Log: log}); err != nil {
 				return err
 			}
-			if _, err = layers.Import(ctx, f.image, "bench", image.Options{}); err != nil {
-				return err
-			}
-			b.layers, err = layers.Acquire(ctx, "bench", []dsec.LayerRef{"bench"})
-			return err
-		}, Undo: func(context.Context) error { return layers.Close() }},
+			return b.importAll(ctx, f.sources)
+		}, Undo: func(context.Context) error { return b.store.Close() }},
 	}, b.steps(s, log)...)
+	if f.mount != nil {
+		i := slices.IndexFunc(steps, func(s lifecycle.Step) bool { return s.Name == "mounts" })
+		steps = slices.Insert(steps, i, lifecycle.Step{Name: "own mounts", Do: func(ctx context.Context) error { return f.mount(ctx, b) }})
+	}
 	stack, err := lifecycle.Open(ctx, "bench", steps...)
 	if err != nil {
 		return err
@@ -123,6 +136,29 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 	defer func() { err = errors.Join(err, b.end(context.WithoutCancel(ctx), s, stack)) }()
 	b.ours = bench.Runtime{Name: "dsec", RT: b.tier, Layers: b.layers, Spec: benchSpec(f), Argv: f.argv, Node: "bench", Steps: &bench.Steps{}}
 	return run(ctx, f, b)
+}
+
+// making is what it took to make a layer: bytes of its files, and time.
+type making struct {
+	bytes int64
+	took  time.Duration
+}
+
+// importAll makes the layers and takes the first.
+func (b *bed) importAll(ctx context.Context, sources []source) (err error) {
+	for _, src := range sources {
+		if len(sources) > 1 {
+			fmt.Fprintln(os.Stderr, "making layer", src.tag)
+		}
+		begin := time.Now()
+		l, err := b.store.Import(ctx, src.from, src.tag, image.Options{})
+		if err != nil {
+			return err
+		}
+		b.made[src.tag] = making{l.MetaSize + l.DataSize, time.Since(begin)}
+	}
+	b.layers, err = b.store.Acquire(ctx, "bench", []dsec.LayerRef{dsec.LayerRef(sources[0].tag)})
+	return err
 }
 
 func benchSpec(f *benchFlags) dsec.Spec {

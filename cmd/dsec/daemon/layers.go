@@ -192,13 +192,6 @@ func (l *layers) Export(ctx context.Context, ref dsec.LayerRef, w io.Writer) err
 	return l.store.Export(ctx, ref, w)
 }
 
-// commit makes a layer of what a sandbox wrote.
-func (l *layers) commit(ctx context.Context, tar io.Reader, tag layer.Tag, base image.Config) (string, error) {
-	t := store.Tar{R: tar, Name: "commit", Config: &base, Upper: true}
-	info, err := l.store.View(tag.Project).ImportTar(ctx, t, tag.Name, l.options)
-	return string(info.Digest), err
-}
-
 func report(fn func(nodeapi.Progress)) func(image.Progress) {
 	if fn == nil {
 		return nil

@@ -99,7 +99,7 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 		return node.Config{}, dsec.E(dsec.Internal, "register metrics", "blobs", err)
 	}
 	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,
-		Import: a.layers.commit, MountRoots: s.Node.MountRoots,
+		Add: a.store.Add, MountRoots: s.Node.MountRoots,
 		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
 		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
 }

@@ -12,7 +12,7 @@ import "github.com/spf13/cobra"
 
 // Verbs in the order in which help shows them.
 var Verbs = []func() *cobra.Command{
-	Run, Create, PS, Exec, Logs, CP, PortForward, Stop, Start, RM, Commit, Image, Layer, Template, Stat, Events, Why, Profile, Keys, Context,
+	Run, Create, PS, Exec, Logs, CP, PortForward, Stop, Start, RM, Commit, Diff, Debug, Image, Layer, Template, Stat, Events, Why, Profile, Keys, Context,
 }
 
 // ExitCode is what the process ends with; its reason has been printed.
@@ -28,10 +28,10 @@ const (
 
 func (e ExitCode) Error() string { return "" }
 
-// UsageCode is the exit code of a verb that was used wrongly: run and exec keep
+// UsageCode is the exit code of a verb that was used wrongly: run, exec and debug keep
 // the small numbers for commands.
 func UsageCode(c *cobra.Command) int {
-	if n := c.Name(); n == "run" || n == "exec" {
+	if n := c.Name(); n == "run" || n == "exec" || n == "debug" {
 		return int(exitDsec)
 	}
 	return 2

@@ -20,7 +20,7 @@ func Image() *cobra.Command {
 		Short:   "Import, list and remove images",
 		Example: "  dsec image import docker.io/library/debian:12 --tag debian:12\n  dsec image ls",
 	}
-	c.AddCommand(imageImport(), imageEnsure(), imageLs(), imageRm(), imageMerge(), imageExport())
+	c.AddCommand(imageImport(), imageEnsure(), imageLs(), imageInspect(), imageRm(), imageMerge(), imageExport())
 	return c
 }
 
@@ -107,6 +107,12 @@ func configured(l client.Layer) string {
 		return "none"
 	}
 	return "yes"
+}
+
+func imageInspect() *cobra.Command {
+	c := layerInspect()
+	c.Use, c.Short, c.Example = "inspect IMAGE", "Print all that is known of an image, or of a packed disk", "  dsec image inspect debian:12"
+	return c
 }
 
 func imageRm() *cobra.Command {

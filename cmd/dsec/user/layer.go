@@ -173,6 +173,8 @@ func kind(l client.Layer) string {
 		return "template"
 	case l.Image:
 		return "image"
+	case l.Lineage != nil:
+		return "disk"
 	}
 	return "layer"
 }
@@ -224,6 +226,16 @@ func describeLayer(w io.Writer, l client.Layer) error {
 	p.line("tags", strings.Join(l.Tags, ", "))
 	p.line("source", l.Source)
 	p.line("size", fmt.Sprintf("%s metadata, %s data, %d entries", size(l.MetaSize), size(l.DataSize), l.Entries))
+	if x := l.Lineage; x != nil {
+		p.line("packed from", fmt.Sprintf("%s, %s", x.Sandbox, ago(x.Time)))
+		for _, d := range x.Parents {
+			p.line("stands on", d)
+		}
+		for _, d := range x.Merged {
+			p.line("in place of", d)
+		}
+		p.line("scrub report", x.Scrub)
+	}
 	if x := l.Config; x != nil {
 		p.line("arch", x.Arch)
 		p.line("user", x.User)

@@ -101,6 +101,9 @@ func (t told) print(w io.Writer) error {
 			p.line("evidence", e)
 		}
 	}
+	if k := sb.Kept; k != nil {
+		p.line("disk", fmt.Sprintf("kept until %s: dsec debug %s", k.Until.Local().Format(time.DateTime), sb.ID))
+	}
 	t.printLimits(p)
 	t.printCommands(p)
 	t.printDenials(p)

@@ -55,6 +55,8 @@ const (
 	SandboxesRenewProcedure = "/dsec.v1.Sandboxes/Renew"
 	// SandboxesCommitProcedure is the fully-qualified name of the Sandboxes's Commit RPC.
 	SandboxesCommitProcedure = "/dsec.v1.Sandboxes/Commit"
+	// SandboxesChangesProcedure is the fully-qualified name of the Sandboxes's Changes RPC.
+	SandboxesChangesProcedure = "/dsec.v1.Sandboxes/Changes"
 	// SandboxesStatsProcedure is the fully-qualified name of the Sandboxes's Stats RPC.
 	SandboxesStatsProcedure = "/dsec.v1.Sandboxes/Stats"
 )
@@ -78,8 +80,12 @@ type SandboxesClient interface {
 	Resume(context.Context, *v1.ResumeRequest) (*v1.ResumeResponse, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error)
-	// Commit stops the sandbox and makes a layer of its disk.
+	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
+	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
+	// Changes lists what its disk differs in from its layers. It works as long as
+	// the disk is there, or is kept because the sandbox failed.
+	Changes(context.Context, *v1.ChangesRequest) (*v1.ChangesResponse, error)
 	Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error)
 }
 
@@ -160,6 +166,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("Commit")),
 			connect.WithClientOptions(opts...),
 		),
+		changes: connect.NewClient[v1.ChangesRequest, v1.ChangesResponse](
+			httpClient,
+			baseURL+SandboxesChangesProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Changes")),
+			connect.WithClientOptions(opts...),
+		),
 		stats: connect.NewClient[v1.StatsRequest, v1.StatsResponse](
 			httpClient,
 			baseURL+SandboxesStatsProcedure,
@@ -182,6 +194,7 @@ type sandboxesClient struct {
 	resume     *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
 	renew      *connect.Client[v1.RenewRequest, v1.RenewResponse]
 	commit     *connect.Client[v1.CommitRequest, v1.CommitResponse]
+	changes    *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
 	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
 }
 
@@ -280,6 +293,15 @@ func (c *sandboxesClient) Commit(ctx context.Context, req *v1.CommitRequest) (*v
 	return nil, err
 }
 
+// Changes calls dsec.v1.Sandboxes.Changes.
+func (c *sandboxesClient) Changes(ctx context.Context, req *v1.ChangesRequest) (*v1.ChangesResponse, error) {
+	response, err := c.changes.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Stats calls dsec.v1.Sandboxes.Stats.
 func (c *sandboxesClient) Stats(ctx context.Context, req *v1.StatsRequest) (*v1.StatsResponse, error) {
 	response, err := c.stats.CallUnary(ctx, connect.NewRequest(req))
@@ -308,8 +330,12 @@ type SandboxesHandler interface {
 	Resume(context.Context, *v1.ResumeRequest) (*v1.ResumeResponse, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error)
-	// Commit stops the sandbox and makes a layer of its disk.
+	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
+	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
+	// Changes lists what its disk differs in from its layers. It works as long as
+	// the disk is there, or is kept because the sandbox failed.
+	Changes(context.Context, *v1.ChangesRequest) (*v1.ChangesResponse, error)
 	Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error)
 }
 
@@ -386,6 +412,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("Commit")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesChangesHandler := connect.NewUnaryHandlerSimple(
+		SandboxesChangesProcedure,
+		svc.Changes,
+		connect.WithSchema(sandboxesMethods.ByName("Changes")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesStatsHandler := connect.NewUnaryHandlerSimple(
 		SandboxesStatsProcedure,
 		svc.Stats,
@@ -416,6 +448,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesRenewHandler.ServeHTTP(w, r)
 		case SandboxesCommitProcedure:
 			sandboxesCommitHandler.ServeHTTP(w, r)
+		case SandboxesChangesProcedure:
+			sandboxesChangesHandler.ServeHTTP(w, r)
 		case SandboxesStatsProcedure:
 			sandboxesStatsHandler.ServeHTTP(w, r)
 		default:
@@ -469,6 +503,10 @@ func (UnimplementedSandboxesHandler) Renew(context.Context, *v1.RenewRequest) (*
 
 func (UnimplementedSandboxesHandler) Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Commit is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Changes(context.Context, *v1.ChangesRequest) (*v1.ChangesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Changes is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error) {

@@ -21,7 +21,7 @@ from ._sandbox import AsyncSandbox
 from ._transport import Transport, error_of_detail, new_key
 from ._wire import Json
 from .errors import DsecError, NotEnough, Unavailable
-from .types import Event, Info, Node, SandboxInfo, Spec
+from .types import Diff, Event, Info, Node, SandboxInfo, Spec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -222,6 +222,26 @@ class AsyncClient:
         """What is known of a sandbox, also after its end."""
         answer = await self._call("Sandboxes/Get", {"id": id})
         return SandboxInfo.from_wire(w.message(answer, "sandbox") or {})
+
+    async def diff(self, id: str, most: int = 0) -> Diff:
+        """What the disk of a sandbox differs in from its layers, also of one that failed and whose disk is kept."""
+        request = w.drop_empty({"id": id, "most": most})
+        return Diff.from_wire(await self._call("Sandboxes/Changes", request, timeout=1800.0))
+
+    async def debug(self, id: str) -> AsyncSandbox:
+        """Opens the disk of a sandbox in a new one, without network: of one that failed as it was kept, else as it is now.
+
+        Delete the new one when you have seen enough; after a day it goes by itself.
+        """
+        was = await self.get(id)
+        digest = was.kept.digest if was.kept else ""
+        if not digest:
+            packed = await self._call("Sandboxes/Commit", {"id": id, "call_id": new_key()}, timeout=1800.0)
+            digest = w.string(packed, "digest")
+        s = was.spec
+        return await self.create(Spec(
+            digest, tier=s.tier, env=s.env, user=s.user, workdir=s.workdir, network="none", cpu=s.cpu, memory=s.memory,
+            pids=s.pids, disk=s.disk, lifetime=86400.0, retention=60.0, profile=s.profile, labels={"dsec.debug": id}))
 
     async def list(self, *, states: Sequence[str] = (), labels: Mapping[str, str] | None = None, rollout_key: str = "",
                    all: bool = False) -> builtins.list[SandboxInfo]:

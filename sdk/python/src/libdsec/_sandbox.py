@@ -14,7 +14,8 @@ from ._session import AsyncSession
 from ._transport import new_key
 from ._wire import Json
 from .errors import DsecError, NotFound, SandboxGone, Timeout
-from .types import Artifact, OnLimit, Result, SandboxInfo, Size, Spec, Stats, argv_of, parse_size
+from .types import (Artifact, Diff, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
+                    parse_size)
 
 if TYPE_CHECKING:
     import os
@@ -281,11 +282,25 @@ class AsyncSandbox:
         answer = await self._client._call("Sandboxes/Delete", {"id": self.id, "call_id": new_key()}, timeout=120.0)
         return w.boolean(answer, "existed")
 
+    async def pack_diff(self, tag: str = "", *, scrub: Scrub | bool = False, call_id: str = "") -> Packed:
+        """Makes a layer of what was changed in it, as the disk is at one moment; it runs on.
+
+        ``tag``, or the digest, is an image then: a sandbox created from it goes on
+        from there. ``scrub`` says what to leave out, True everything that has a rule;
+        the report lists what was left out and what is in it and looks like a secret.
+        The same ``call_id`` again gives the same layer.
+        """
+        rules = Scrub.all() if scrub is True else scrub or Scrub()
+        request = w.drop_empty({"id": self.id, "tag": tag, "call_id": call_id or new_key(), "scrub": rules.wire()})
+        return Packed.from_wire(await self._client._call("Sandboxes/Commit", request, timeout=1800.0))
+
     async def commit(self, tag: str) -> str:
-        """Stops it and makes a layer of its disk; returns the digest."""
-        answer = await self._client._call("Sandboxes/Commit", {"id": self.id, "tag": tag, "call_id": new_key()},
-                                          timeout=1800.0)
-        return w.string(answer, "digest")
+        """Makes a layer of what was changed in it, with that tag; returns the digest."""
+        return (await self.pack_diff(tag)).digest
+
+    async def diff(self, most: int = 0) -> Diff:
+        """What its disk differs in from its layers; at most so many paths (0: 100,000)."""
+        return await self._client.diff(self.id, most)
 
     async def _change(self, method: str, timeout: float | None = None, **fields: Any) -> SandboxInfo:
         request = w.drop_empty({"id": self.id, "call_id": new_key(), **fields})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence, TypedDict
 
-from .types import Size
+from .types import Keep, Size
 
 
 class SpecFields(TypedDict, total=False):
@@ -26,6 +26,7 @@ class SpecFields(TypedDict, total=False):
     idle: float
     lifetime: float
     retention: float
+    on_failure: Keep | None
     profile: str
     no_new_privs: bool
     oom: str

@@ -22,8 +22,8 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
-from .types import (Artifact, Change, Event, FileInfo, Info, Layer, LayerTrace, Merged, Node, OnLimit, Result, SandboxInfo,
-                    Size, Spec, Stats)
+from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerTrace, Merged, Node, OnLimit, Packed,
+                    Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,6 +99,17 @@ class Client:
     def get(self, id: str) -> SandboxInfo:
         """What is known of a sandbox, also after its end."""
         return self._portal.run(self._core.get(id))
+
+    def diff(self, id: str, most: int=0) -> Diff:
+        """What the disk of a sandbox differs in from its layers, also of one that failed and whose disk is kept."""
+        return self._portal.run(self._core.diff(id, most))
+
+    def debug(self, id: str) -> Sandbox:
+        """Opens the disk of a sandbox in a new one, without network: of one that failed as it was kept, else as it is now.
+
+        Delete the new one when you have seen enough; after a day it goes by itself.
+        """
+        return cast("Sandbox", self._wrap(self._portal.run(self._core.debug(id))))
 
     def list(self, *, states: Sequence[str]=(), labels: Mapping[str, str] | None=None, rollout_key: str='', all: bool=False) -> builtins.list[SandboxInfo]:
         """Sandboxes, newest first; with ``all`` those that ended too, from their records."""
@@ -273,9 +284,23 @@ class Sandbox:
         """Removes everything but the record. False if it was deleted before."""
         return self._portal.run(self._core.delete())
 
+    def pack_diff(self, tag: str='', *, scrub: Scrub | bool=False, call_id: str='') -> Packed:
+        """Makes a layer of what was changed in it, as the disk is at one moment; it runs on.
+
+        ``tag``, or the digest, is an image then: a sandbox created from it goes on
+        from there. ``scrub`` says what to leave out, True everything that has a rule;
+        the report lists what was left out and what is in it and looks like a secret.
+        The same ``call_id`` again gives the same layer.
+        """
+        return self._portal.run(self._core.pack_diff(tag, scrub=scrub, call_id=call_id))
+
     def commit(self, tag: str) -> str:
-        """Stops it and makes a layer of its disk; returns the digest."""
+        """Makes a layer of what was changed in it, with that tag; returns the digest."""
         return self._portal.run(self._core.commit(tag))
+
+    def diff(self, most: int=0) -> Diff:
+        """What its disk differs in from its layers; at most so many paths (0: 100,000)."""
+        return self._portal.run(self._core.diff(most))
 
 
 class Process:

@@ -16,9 +16,10 @@ from . import _wire as w
 from ._wire import Json
 
 __all__ = [
-    "Artifact", "Change", "EnsureProgress", "Event", "FileInfo", "ImageConfig", "Info", "Layer", "LayerTrace", "Merged", "Node", "Output",
-    "Progress", "Result", "SandboxInfo", "SandboxResult", "SandboxUsage", "Spec", "StackLayer", "Stats", "Step", "TracedFile", "Usage",
-    "parse_size",
+    "Artifact", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
+    "Kept", "Layer", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result", "SandboxInfo",
+    "SandboxResult", "SandboxUsage", "Scrub", "ScrubReport", "Spec", "StackLayer", "Stats", "Step", "TracedFile", "Usage",
+    "parse_duration", "parse_size",
 ]
 
 Size = int | str
@@ -36,6 +37,29 @@ def parse_size(size: Size) -> int:
     if not found or found.group(2).lower() not in _UNITS:
         raise ValueError(f"not a size: {size!r}")
     return int(float(found.group(1)) * _UNITS[found.group(2).lower()])
+
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(duration: float | str) -> float:
+    """Seconds of 90, "90s", "1h30m" or "2d"."""
+    if not isinstance(duration, str):
+        return float(duration)
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", duration)
+    if not parts or "".join(n + unit for n, unit in parts) != duration.strip():
+        raise ValueError(f"not a duration: {duration!r}")
+    return sum(float(n) * _SECONDS[unit] for n, unit in parts)
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What becomes of a sandbox that does not end well: its disk is packed before it goes, and kept so long.
+
+    ``ttl`` is seconds, or "24h". ``client.debug(id)`` opens what was kept.
+    """
+
+    ttl: float | str
 
 
 @dataclass(frozen=True)
@@ -66,6 +90,7 @@ class Spec:
     idle: float = 0.0
     lifetime: float = 0.0
     retention: float = 0.0
+    on_failure: Keep | None = None
     profile: str = ""
     no_new_privs: bool = False
     oom: str = ""
@@ -83,7 +108,8 @@ class Spec:
             raise TypeError("layers and command of a Spec are sequences of strings, not one string")
         limits = {"cpu": self.cpu, "cpu_weight": self.cpu_weight, "memory": parse_size(self.memory),
                   "pids": self.pids, "disk": parse_size(self.disk), "output": parse_size(self.output)}
-        lifetimes = {"idle": self.idle, "lifetime": self.lifetime, "retention": self.retention}
+        lifetimes = {"idle": self.idle, "lifetime": self.lifetime, "retention": self.retention,
+                     "keep_failed": parse_duration(self.on_failure.ttl) if self.on_failure else 0.0}
         return w.drop_empty({
             "name": self.name, "tier": self.tier, "image": self.image, "layers": list(self.layers),
             "command": list(self.command), "env": dict(self.env), "user": self.user, "workdir": self.workdir,
@@ -103,7 +129,8 @@ class Spec:
             network=w.string(m, "network"), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
             memory=w.integer(lim, "memory"), pids=w.integer(lim, "pids"), disk=w.integer(lim, "disk"),
             output=w.integer(lim, "output"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
-            retention=w.number(life, "retention"), profile=w.string(m, "profile"),
+            retention=w.number(life, "retention"),
+            on_failure=Keep(w.number(life, "keep_failed")) if w.number(life, "keep_failed") else None, profile=w.string(m, "profile"),
             no_new_privs=w.boolean(m, "no_new_privs"), oom=w.string(m, "oom"),
             mounts=tuple((w.string(x, "source"), w.string(x, "target")) for x in w.messages(m, "mounts")),
             labels=w.string_map(m, "labels"), call_id=w.string(m, "call_id"),
@@ -280,6 +307,7 @@ class SandboxInfo:
     starts: int
     steps: tuple[Step, ...]
     node: str
+    kept: Kept | None = None
 
     @property
     def live(self) -> bool:
@@ -294,7 +322,158 @@ class SandboxInfo:
             tuple(w.strings(m, "digests")), w.time(m, "created"), w.time(m, "changed"), w.time(m, "expires"),
             w.integer(m, "starts"),
             tuple(Step(w.string(s, "name"), w.number(s, "took")) for s in w.messages(m, "steps")),
-            w.string(m, "node"))
+            w.string(m, "node"), Kept.from_wire(w.message(m, "kept")))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The packed disk of a sandbox that failed, until when it is there."""
+
+    digest: str
+    tag: str
+    until: datetime | None
+
+    @classmethod
+    def from_wire(cls, m: Json | None) -> Kept | None:
+        return cls(w.string(m, "digest"), w.string(m, "tag"), w.time(m, "until")) if m else None
+
+
+@dataclass(frozen=True)
+class Scrub:
+    """What of a disk shall not be in the layer that is made of it.
+
+    ``patterns`` are globs of whole paths ("**" for any number of directories),
+    ``answers`` the SHA-256 of whole files, in hex. ``Scrub.all()`` is every rule.
+    """
+
+    histories: bool = False
+    credentials: bool = False
+    caches: bool = False
+    logs: bool = False
+    patterns: Sequence[str] = ()
+    answers: Sequence[str] = ()
+
+    @classmethod
+    def all(cls, patterns: Sequence[str] = (), answers: Sequence[str] = ()) -> Scrub:
+        return cls(True, True, True, True, patterns, answers)
+
+    def wire(self) -> Json:
+        if isinstance(self.patterns, str) or isinstance(self.answers, str):
+            raise TypeError("patterns and answers of a Scrub are sequences of strings, not one string")
+        return w.drop_empty({"histories": self.histories, "credentials": self.credentials, "caches": self.caches,
+                             "logs": self.logs, "patterns": list(self.patterns), "answers": list(self.answers)})
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Scrub:
+        return cls(w.boolean(m, "histories"), w.boolean(m, "credentials"), w.boolean(m, "caches"), w.boolean(m, "logs"),
+                   tuple(w.strings(m, "patterns")), tuple(w.strings(m, "answers")))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A file that a scrub removed, or kept and thinks worth a look. ``below``: a layer below has the path, too."""
+
+    path: str
+    why: str
+    size: int
+    line: int
+    below: bool
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Finding:
+        return cls(w.string(m, "path"), w.string(m, "why"), w.integer(m, "size"), w.integer(m, "line"),
+                   w.boolean(m, "below"))
+
+
+@dataclass(frozen=True)
+class ScrubReport:
+    """What a scrub did. The lists are cut at 1,000, the counts are not."""
+
+    rules: Scrub
+    removed: tuple[Finding, ...]
+    removed_count: int
+    removed_bytes: int
+    suspicious: tuple[Finding, ...]
+    suspicious_count: int
+    unread: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> ScrubReport:
+        return cls(Scrub.from_wire(w.message(m, "rules") or {}),
+                   tuple(Finding.from_wire(f) for f in w.messages(m, "removed")), w.integer(m, "removed_count"),
+                   w.integer(m, "removed_bytes"), tuple(Finding.from_wire(f) for f in w.messages(m, "suspicious")),
+                   w.integer(m, "suspicious_count"), w.integer(m, "unread"))
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a packed layer comes from: the stack it stands on (bottom first), the sandbox, when, and the digest of the report."""
+
+    parents: tuple[str, ...]
+    sandbox: str
+    time: datetime | None
+    scrub: str
+    merged: tuple[str, ...]
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Lineage:
+        return cls(tuple(w.strings(m, "parents")), w.string(m, "sandbox"), w.time(m, "time"), w.string(m, "scrub"),
+                   tuple(w.strings(m, "merged")))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A layer made of a sandbox's disk. ``pause``: seconds for which the sandbox stood still.
+
+    Its tag, or its digest, is an image: ``client.create(packed.digest)`` goes on from there.
+    """
+
+    digest: str
+    tag: str
+    lineage: Lineage
+    entries: int
+    meta_size: int
+    data_size: int
+    pause: float
+    report: ScrubReport | None
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Packed:
+        report = w.message(m, "report")
+        return cls(w.string(m, "digest"), w.string(m, "tag"), Lineage.from_wire(w.message(m, "lineage") or {}),
+                   w.integer(m, "entries"), w.integer(m, "meta_size"), w.integer(m, "data_size"), w.number(m, "pause"),
+                   ScrubReport.from_wire(report) if report else None)
+
+
+@dataclass(frozen=True)
+class DiskChange:
+    """A path that differs from the layers. ``kind``: A, M or D; bytes now, and before."""
+
+    kind: str
+    path: str
+    size: int
+    was: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> DiskChange:
+        return cls(w.string(m, "kind"), w.string(m, "path"), w.integer(m, "size"), w.integer(m, "was"))
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What a disk differs in from its layers, in the order of paths. ``cut``: the list is not whole, the counts are."""
+
+    changes: tuple[DiskChange, ...]
+    cut: bool
+    added: int
+    modified: int
+    deleted: int
+    bytes: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Diff:
+        return cls(tuple(DiskChange.from_wire(c) for c in w.messages(m, "changes")), w.boolean(m, "cut"),
+                   w.integer(m, "added"), w.integer(m, "modified"), w.integer(m, "deleted"), w.integer(m, "bytes"))
 
 
 @dataclass(frozen=True)
@@ -425,6 +604,7 @@ class Layer:
     ``image``: it was imported as a whole root file system, a base for sandboxes.
     ``layers``: of a stack, which is an image converted layer by layer or a template,
     the lowest first; the other fields are of all of them.
+    ``lineage``: it was packed from a sandbox's disk.
     """
 
     digest: str
@@ -436,6 +616,7 @@ class Layer:
     tags: tuple[str, ...]
     image: bool
     layers: tuple[StackLayer, ...] = ()
+    lineage: Lineage | None = None
 
     @property
     def template(self) -> bool:
@@ -443,12 +624,13 @@ class Layer:
 
     @classmethod
     def from_wire(cls, m: Json) -> Layer:
-        config = w.message(m, "config")
+        config, lineage = w.message(m, "config"), w.message(m, "lineage")
         return cls(w.string(m, "digest"), w.integer(m, "meta_size"), w.integer(m, "data_size"),
                    w.integer(m, "entries"), w.string(m, "source"),
                    ImageConfig.from_wire(config) if config else None, tuple(w.strings(m, "tags")), w.boolean(m, "image"),
                    tuple(StackLayer(w.string(p, "digest"), w.string(p, "role"), w.string(p, "ref"))
-                         for p in w.messages(m, "layers")))
+                         for p in w.messages(m, "layers")),
+                   Lineage.from_wire(lineage) if lineage else None)
 
 
 @dataclass(frozen=True)

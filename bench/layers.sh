@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# What layers cost, on images of Debian and PyPI packages (some 6 GB below
+# .cache/images, made once). Prints what bench/RESULTS.md has of it and draws
+# bench/plots. N= sandboxes of the set-up, LIVE= of the mount options.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bench/images/build.sh
+
+uname -sr; nproc; uptime; date -u +%F
+mkdir -p bench/plots
+bin/dsec bench chunks --plots bench/plots
+bin/dsec bench chunks --reorder --only 'fixed 128,fixed 256,blocks 128,files+*'
+bin/dsec bench setup --n "${N:-32}" --plots bench/plots
+bin/dsec bench setup --n "$((${N:-32} / 2))" --ready 'cd /repo && git status >/dev/null && python3 -m pytest -q -p no:cacheprovider sympy/core/tests/test_facts.py'
+bin/dsec bench cache --layer web --lives "1,${LIVE:-1000}" --plots bench/plots \
+  --work 'git --version >/dev/null && cat /usr/lib/python3.11/*.py >/dev/null'

@@ -1,0 +1,124 @@
+package machine
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+)
+
+// cli runs the command line and returns its stdout.
+func (h *host) cli(args ...string) string {
+	h.t.Helper()
+	cmd := exec.Command(binary, args...)
+	cmd.Env = append(os.Environ(), "DSEC_SOCKET="+filepath.Join(h.dir, "run", "gateway.sock"))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		h.t.Fatalf("dsec %v: %v\n%s", args, err, stderr.Bytes())
+	}
+	return string(out)
+}
+
+// TestABuilderSessionBecomesAnEnvironment: what was built in a sandbox becomes
+// an image for others by the command line, without the secrets of the builder.
+func TestABuilderSessionBecomesAnEnvironment(t *testing.T) {
+	h := start(t)
+	id := h.create(nil)
+	secret, answer := fmt.Sprintf("%x", sha256.Sum256([]byte("secret"))), "the expected answer, "+strings.Repeat("long ", 100)
+	h.sh(id, fmt.Sprintf(`mkdir -p /root/.ssh /srv; echo %s > /root/.ssh/id_rsa; ln /root/.ssh/id_rsa /srv/link; echo "export T=%s" > /root/.bash_history
+		printf %%s '%s' > /srv/answer; echo built > /srv/tool; echo %s > /srv/gone; rm /srv/gone; mkdir -p /root/.cache/%s`, secret, secret, answer, secret, secret))
+	var packed dsec.Packed
+	file := filepath.Join(t.TempDir(), "answer")
+	if err := os.WriteFile(file, []byte(answer), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := h.cli("commit", string(id), "env:1", "--scrub", "all", "--scrub-answer", "@"+file, "-o", "json")
+	if err := json.Unmarshal([]byte(out), &struct {
+		Digest *string            `json:"digest"`
+		Report **dsec.ScrubReport `json:"report"`
+	}{&packed.Digest, &packed.Report}); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if packed.Report == nil || packed.Report.RemovedCount != 5 {
+		t.Errorf("report %+v", packed.Report)
+	}
+	hexDigest := strings.TrimPrefix(packed.Digest, "sha256:")
+	for _, name := range []string{"meta", "data", "manifest"} {
+		b, err := os.ReadFile(filepath.Join(h.dir, "data", "layers", "layers", hexDigest, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range []string{secret, answer} {
+			if bytes.Contains(b, []byte(s)) {
+				t.Errorf("%s holds %.20s", name, s)
+			}
+		}
+	}
+	if text := h.cli("image", "inspect", "env:1"); !strings.Contains(text, string(id)) || !strings.Contains(text, packed.Report.Digest()) {
+		t.Errorf("inspect:\n%s", text)
+	}
+	if out, _ := h.sh(id, "cat /srv/answer /root/.ssh/id_rsa"); !strings.Contains(out, secret) {
+		t.Errorf("the builder lost its files: %q", out)
+	}
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			sb, err := h.Create(t.Context(), dsec.Spec{Tier: dsec.TierContainer, Image: "env:1", Limits: dsec.Limits{Memory: 64 << 20, Disk: 32 << 20, Pids: 32}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if out, r := h.sh(sb.ID, "cat /srv/tool; ls /srv /root/.ssh"); r.ExitCode != 0 || !strings.HasPrefix(out, "built\n") || strings.Contains(out, "link") {
+				t.Errorf("%q %+v", out, r)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestAFailedRolloutIsOpenedAfterwards by the command line, after the agent was
+// killed and started again, and the sandbox is gone.
+func TestAFailedRolloutIsOpenedAfterwards(t *testing.T) {
+	h := start(t)
+	id := dsec.SandboxID(strings.TrimSpace(h.cli("create", "box", "--keep-on-failure", "24h", "--memory", "64MiB", "--disk", "64MiB")))
+	h.sh(id, "echo clue > /root/clue; rm /root/none; echo more >> /etc/passwd")
+	live := h.cli("diff", string(id))
+	for _, want := range []string{"A /root/clue", "M /etc/passwd"} {
+		if !strings.Contains(live, want) {
+			t.Errorf("no %q in\n%s", want, live)
+		}
+	}
+	if out := h.cli("debug", string(id), "--", "/bin/cat", "/root/clue"); out != "clue\n" {
+		t.Errorf("debug of a live one: %q", out)
+	}
+	h.cli("stop", string(id), "--cause", "agent_error")
+	h.kill("node")
+	h.await("dsec is up", 1)
+	eventually(t, "the agent answers", func() bool { _, err := h.Get(t.Context(), id); return err == nil })
+	h.cli("rm", string(id))
+	sb, err := h.Get(t.Context(), id)
+	if err != nil || sb.Kept == nil || sb.State != dsec.Deleted {
+		t.Fatalf("%+v %v", sb.Kept, err)
+	}
+	if kept := h.cli("diff", string(id)); kept != live {
+		t.Errorf("diff of what was kept:\n%s\nwant\n%s", kept, live)
+	}
+	if out := h.cli("debug", string(id), "--", "/bin/sh", "-c", "cat /root/clue; ls /sys/class/net 2>/dev/null; cat /proc/net/dev | grep -c :"); out != "clue\n1\n" {
+		t.Errorf("debug of what was kept: %q", out)
+	}
+	all, _, err := h.List(t.Context(), client.ListOptions{})
+	if err != nil || len(all) != 0 {
+		t.Errorf("left %v %v", all, err)
+	}
+}
