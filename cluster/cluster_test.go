@@ -32,6 +32,8 @@ type bookNode struct {
 	id  dsec.NodeID
 	max int
 
+	asked chan struct{} // if not nil, Get says that it was called and answers when this is closed
+
 	mu   sync.Mutex
 	list []node.Sandbox
 }
@@ -54,6 +56,10 @@ func (n *bookNode) List(context.Context, node.Filter) ([]node.Sandbox, error) {
 }
 
 func (n *bookNode) Get(ctx context.Context, id dsec.SandboxID) (node.Sandbox, error) {
+	if n.asked != nil {
+		n.asked <- struct{}{}
+		<-n.asked
+	}
 	if id[len(id)-1] == 'a' { // hangs
 		<-ctx.Done()
 		return node.Sandbox{}, ctx.Err()
@@ -339,4 +345,22 @@ func TestDataConnectionNeedsTheToken(t *testing.T) {
 	if status != 401 {
 		t.Fatalf("status %d", status)
 	}
+}
+
+// TestANodeThatStartsAgainAnswersNobodyWhoAsked: who waits for an answer of the
+// agent before is told, and need not wait until it gives up.
+func TestANodeThatStartsAgainAnswersNobodyWhoAsked(t *testing.T) {
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	c := open(t, cluster.Config{Server: s})
+	silent := &bookNode{id: "a", asked: make(chan struct{})}
+	startNode(t, s.URL(), silent)
+	eventually(t, "it is alive", func() bool { return alive(c) == 1 })
+	failed := make(chan error, 1)
+	go func() { failed <- c.Call(t.Context(), "a", wire.VerbGet, "", &dsecv1.GetRequest{Id: id("a")}, &dsecv1.GetResponse{}) }()
+	<-silent.asked
+	startNode(t, s.URL(), &bookNode{id: "a"})
+	if err := <-failed; dsec.ClassOf(err) != dsec.Unavailable {
+		t.Errorf("who had asked: %v", err)
+	}
+	close(silent.asked)
 }

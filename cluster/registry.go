@@ -22,7 +22,8 @@ type registry struct {
 	nodes map[dsec.NodeID]*member
 }
 
-// member is one node. Its life is a context that ends when its heartbeats do.
+// member is one node. Its life is a context that ends when its heartbeats do, or
+// when its agent has started again.
 type member struct {
 	id       dsec.NodeID
 	reg      *dsecv1.Registration // nil until seen
@@ -91,6 +92,11 @@ func (c *Cluster) registered(id dsec.NodeID, value []byte) {
 	if m.reg != nil && r.Epoch < m.reg.Epoch {
 		return
 	}
+	if m.reg != nil && r.Epoch > m.reg.Epoch && m.life != nil {
+		// Who waits for an answer of the process before would wait for ever.
+		m.end(dsec.Errorf(dsec.Unavailable, "call node", string(id), "its agent has started again"))
+		c.live(m, r.Epoch)
+	}
 	if m.data != nil {
 		m.data.CloseIdleConnections()
 	}
@@ -112,11 +118,17 @@ func (c *Cluster) beat(id dsec.NodeID, value []byte) {
 	}
 	m.beat, m.seen, m.inFlight = h, time.Now(), 0
 	if m.life == nil {
-		m.life, m.end = context.WithCancelCause(c.ctx)
-		c.log.Info("node alive", "node", id, "epoch", h.Epoch)
-		life := m.life
-		c.wg.Go(func() { c.indexNode(life, id) })
+		c.live(m, h.Epoch)
 	}
+}
+
+// live begins a life of a node. reg.mu is held.
+func (c *Cluster) live(m *member, epoch uint64) {
+	m.life, m.end = context.WithCancelCause(c.ctx)
+	m.seen = time.Now()
+	c.log.Info("node alive", "node", m.id, "epoch", epoch)
+	life, id := m.life, m.id
+	c.wg.Go(func() { c.indexNode(life, id) })
 }
 
 // reap ends the lives of nodes whose heartbeats stopped.
