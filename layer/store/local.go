@@ -2,10 +2,8 @@ package store
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -13,7 +11,6 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -171,81 +168,6 @@ func (s *Store) Inspect(_ context.Context, ref dsec.LayerRef) (Entry, error) {
 		return Entry{}, err
 	}
 	return s.entryLocked(d, tags, below)
-}
-
-// Verify reads a layer that is here and compares every byte with its digest.
-func (s *Store) Verify(ctx context.Context, ref dsec.LayerRef) error {
-	s.mu.Lock()
-	d, err := s.resolveLocked(ref)
-	s.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	stack, isStack := s.stacks[d]
-	s.mu.Unlock()
-	if isStack {
-		for _, p := range stack.Layers {
-			if err := s.Verify(ctx, dsec.LayerRef(p.Digest)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	want, err := s.manifest(d)
-	if err != nil {
-		return err
-	}
-	meta, err := os.Open(s.path("layers", d.Hex(), "meta"))
-	if err != nil {
-		return diskError("verify layer", string(d), err)
-	}
-	defer meta.Close()
-	data, err := os.Open(s.path("layers", d.Hex(), "data"))
-	if err != nil {
-		return diskError("verify layer", string(d), err)
-	}
-	defer data.Close()
-	if err := s.verifyFiles(ctx, d, want, meta, data); err != nil {
-		return dsec.E(fault.Class(err, dsec.Corrupt), "verify layer", string(d), err)
-	}
-	return nil
-}
-
-func (s *Store) verifyFiles(ctx context.Context, d layer.Digest, want layer.Manifest, meta, data io.Reader) error {
-	h := sha256.New()
-	n, err := io.Copy(h, ctxReader{ctx, meta})
-	if err != nil {
-		return err
-	}
-	if n != want.Meta.Size || layer.FromSum(h.Sum(nil)) != want.Meta.Digest {
-		return errors.New("metadata: content has another digest")
-	}
-	if want.Data.Size == 0 {
-		return nil
-	}
-	table, err := os.ReadFile(s.path("layers", d.Hex(), "chunks"))
-	if err != nil {
-		return err
-	}
-	ix, err := layer.DecodeTable(table, want.Data)
-	if err != nil {
-		return err
-	}
-	return ix.Verify(ctxReader{ctx, data})
-}
-
-// ctxReader ends when a context does.
-type ctxReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c ctxReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(p)
 }
 
 // keepers says in words what keeps a layer.

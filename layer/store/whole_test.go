@@ -48,6 +48,9 @@ func TestNobodyReadsTheHolesOfAPartialLayer(t *testing.T) {
 		if err := data.Close(); err != nil {
 			t.Error(err)
 		}
+		if err := there.Verify(ctx, dsec.LayerRef(l.Digest)); err != nil {
+			t.Errorf("nothing of it is here and nothing is wrong: %v", err)
+		}
 	}
 	var a, b bytes.Buffer
 	if err := here.Export(ctx, dsec.LayerRef(top.Digest), &a); err != nil {
@@ -58,5 +61,24 @@ func TestNobodyReadsTheHolesOfAPartialLayer(t *testing.T) {
 	}
 	if left, err := os.ReadDir(there.path("tmp")); err != nil || len(left) > 0 {
 		t.Errorf("left %v, %v", left, err)
+	}
+	// A chunk that is said to be here and is not what it was.
+	l := set.Layers[0]
+	f, err := os.OpenFile(there.path("layers", l.Digest.Hex(), layer.PresentFile), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := there.manifest(l.Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := layer.OpenPresence(f, int(m.Data.Count))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	p.Set(0)
+	if err := there.Verify(ctx, dsec.LayerRef(l.Digest)); dsec.ClassOf(err) != dsec.Corrupt {
+		t.Errorf("a hole that is said to be data: %v", err)
 	}
 }
