@@ -2,12 +2,14 @@ package node
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob/bucket"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/image/erofs"
 	"github.com/opendsec/dsec/layer"
@@ -94,5 +96,75 @@ func TestH8_AChainOfPackedDisksStaysShort(t *testing.T) {
 	leases, err := s.Leases(t.Context())
 	if err != nil || slices.ContainsFunc(leases, func(l string) bool { return strings.HasSuffix(l, packSuffix) }) {
 		t.Errorf("leases %v %v", leases, err)
+	}
+}
+
+// TestAChainWhoseDataAreElsewhereIsMerged: the layers were packed on another
+// machine, and here their data files have holes.
+func TestAChainWhoseDataAreElsewhereIsMerged(t *testing.T) {
+	blobs, err := bucket.Open(t.Context(), "file://"+t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blobs.Close()
+	tree := t.TempDir()
+	if err := os.WriteFile(tree+"/base", []byte("base"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var last dsec.Packed
+	next := func(w *world, from dsec.LayerRef, i int) {
+		sb, err := w.Create(t.Context(), "p", dsec.Spec{Tier: dsec.TierContainer, Image: from})
+		if err != nil {
+			t.Fatal(i, err)
+		}
+		w.run(sb.ID, fmt.Sprintf("echo %d > /root/f%d", i, i))
+		if last, err = w.Commit(t.Context(), sb.ID, layer.Tag{}, dsec.Scrub{}, ""); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	here, err := store.Open(t.TempDir(), store.Options{Blobs: blobs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	if _, err := here.Import(t.Context(), "dir:"+tree, "base:1", image.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, func(c *Config) { c.Store, c.Add = here, here.Add })
+	from := dsec.LayerRef("base:1")
+	for i := range maxPacked {
+		next(w, from, i)
+		from = dsec.LayerRef(last.Digest)
+	}
+	there, err := store.Open(t.TempDir(), store.Options{Blobs: blobs, OnDemand: true, Small: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	next(newWorld(t, func(c *Config) { c.Store, c.Add = there, there.Add }), from, maxPacked)
+	if len(last.Lineage.Merged) != maxPacked {
+		t.Fatalf("merged %v", last.Lineage.Merged)
+	}
+	set, err := there.Acquire(t.Context(), "look", []dsec.LayerRef{dsec.LayerRef(last.Digest)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if whole, err := set.Layers[0].Whole(); err != nil || whole {
+		t.Errorf("the base is whole, %v: the test tests nothing", err)
+	}
+	top := set.Layers[len(set.Layers)-1]
+	data, err := there.OpenData(t.Context(), top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	all, err := io.ReadAll(io.NewSectionReader(data, 0, top.DataSize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range maxPacked + 1 {
+		if !slices.Contains(strings.FieldsFunc(string(all), func(r rune) bool { return r == 0 }), fmt.Sprintf("%d\n", i)) {
+			t.Errorf("what sandbox %d wrote is not in the merged layer", i)
+		}
 	}
 }

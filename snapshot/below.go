@@ -20,12 +20,14 @@ type Below struct {
 
 // belowDir is a directory as the layers show it together.
 type belowDir struct {
+	root     *belowDir
 	parts    []*part // those that are seen in it, top first
 	children map[string]*belowDir
 }
 
 // part is the directory of one layer.
 type part struct {
+	layer   int // how many are above it
 	im      *erofs.Image
 	node    *erofs.Node
 	entries []erofs.Dirent // sorted; nil until it is looked into
@@ -35,11 +37,13 @@ type part struct {
 // OpenBelow opens a stack, bottom first.
 func OpenBelow(layers []layer.Local) (*Below, error) {
 	b := &Below{root: &belowDir{}}
+	b.root.root = b.root
 	for _, l := range slices.Backward(layers) {
 		n, err := b.open(l)
 		if err != nil {
 			return nil, errors.Join(dsec.E(dsec.Corrupt, "read layer", string(l.Digest), err), b.Close())
 		}
+		n.layer = len(b.root.parts)
 		b.root.parts = append(b.root.parts, n)
 	}
 	return b, nil
@@ -119,7 +123,8 @@ func (b *Below) dirAt(name string) (*belowDir, error) {
 	return d, nil
 }
 
-// look finds a name, and if it is a directory also the parts it is made of.
+// look finds a name, and if it is a directory also the parts it is made of. One
+// that was renamed in a layer goes on, in those below, where it was.
 func (d *belowDir) look(name string) (top *erofs.Node, parts []*part, err error) {
 	for _, p := range d.parts {
 		n, err := p.lookup(name)
@@ -138,13 +143,33 @@ func (d *belowDir) look(name string) (top *erofs.Node, parts []*part, err error)
 		if top == nil {
 			top = n
 		}
-		parts = append(parts, &part{im: p.im, node: n})
-		opaque, err := isOpaque(n)
-		if err != nil || opaque {
+		parts = append(parts, &part{layer: p.layer, im: p.im, node: n})
+		m, err := marksOf(n)
+		if err != nil || m.opaque {
 			return top, parts, err
+		}
+		if strings.HasPrefix(m.redirect, "/") {
+			rest, err := d.root.under(p.layer, m.redirect)
+			return top, append(parts, rest...), err
+		}
+		if m.redirect != "" {
+			name = m.redirect
 		}
 	}
 	return top, parts, nil
+}
+
+// under finds the parts that a directory has in the layers below one.
+func (d *belowDir) under(layer int, name string) ([]*part, error) {
+	at := &belowDir{root: d, parts: d.parts[layer+1:]}
+	for base := range strings.SplitSeq(strings.Trim(name, "/"), "/") {
+		_, parts, err := at.look(base)
+		if err != nil || len(parts) == 0 {
+			return nil, err
+		}
+		at = &belowDir{root: d, parts: parts}
+	}
+	return at.parts, nil
 }
 
 // dir goes into a subdirectory; nil if there is none.
@@ -156,7 +181,7 @@ func (d *belowDir) dir(name string) (*belowDir, error) {
 	if err != nil || len(parts) == 0 {
 		return nil, err
 	}
-	c := &belowDir{parts: parts}
+	c := &belowDir{root: d.root, parts: parts}
 	if d.children == nil || len(d.children) > 64 { // a walk is in few at a time
 		d.children = map[string]*belowDir{}
 	}
@@ -202,15 +227,21 @@ func (p *part) lookup(name string) (*erofs.Node, error) {
 	return p.im.Node(p.entries[i].NID)
 }
 
-func isOpaque(n *erofs.Node) (bool, error) {
+// marks are what overlayfs keeps on a directory.
+type marks struct {
+	opaque   bool
+	redirect string // where it was in the layers below; "": where it is
+}
+
+func marksOf(n *erofs.Node) (m marks, err error) {
 	xs, err := n.Xattrs()
-	if err != nil {
-		return false, err
-	}
 	for _, x := range xs {
-		if x.Name == opaqueXattr {
-			return string(x.Value) == "y", nil
+		switch x.Name {
+		case opaqueXattr:
+			m.opaque = string(x.Value) == "y"
+		case redirectXattr:
+			m.redirect = string(x.Value)
 		}
 	}
-	return false, nil
+	return m, err
 }

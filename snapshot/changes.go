@@ -75,11 +75,11 @@ func ChangesOf(ctx context.Context, im *erofs.Image, below *Below, most int) (ds
 			return d.gone(name, place{alone: inAlone})
 		}
 		if n.Mode&erofs.TypeMask == erofs.TypeDir {
-			opaque, err := isOpaque(n)
+			m, err := marksOf(n)
 			if err != nil {
 				return err
 			}
-			if opaque || inAlone {
+			if m.opaque || inAlone {
 				alone[name] = true
 			}
 		}

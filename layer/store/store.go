@@ -11,7 +11,8 @@
 //	refs/<key>      what an OCI reference meant when it was last resolved
 //	parts/<hex>     what a download that broke has brought
 //	id              names this store among those that share a blob store
-//	tags/<tag>      the digest of a layer or a stack; in a second line the project the tag belongs to, if to any
+//	tags/<tag>      the digest of a layer or a stack; in a second line the project the tag belongs to, if to any,
+//	                in a third when it goes by itself
 //	leases/<name>   the refs and digests that a lease keeps, as JSON
 //	tmp/            work in progress; emptied at Open
 //	id              names this store among those that share a blob store
@@ -28,8 +29,8 @@
 // and one that is asked for by digest and not here is fetched from there. Every
 // byte is checked against the layer's digest before the layer is complete.
 //
-// What keeps a layer: a lease, a tag, a stack that is kept, or that it was made
-// or used within the grace time. Collect removes the others.
+// What keeps a layer: a lease, a tag, a stack that is kept, a packed layer with a
+// tag or lease that stands on it, or that it was made or used within the grace time. Collect removes the others.
 package store
 
 import (
