@@ -92,7 +92,8 @@ func (m *merger) layer(ctx context.Context, src layerSource) error {
 }
 
 // directories parts a layer's directories from its other members. A name that
-// is a directory and something else keeps its place in the order.
+// is a directory and something else keeps its place in the order, as does what
+// is below it.
 func directories(members []*entry) (dirs, others []*entry) {
 	not := map[string]bool{}
 	for _, e := range members {
@@ -100,8 +101,16 @@ func directories(members []*entry) (dirs, others []*entry) {
 			not[e.name] = true
 		}
 	}
+	below := func(name string) bool {
+		for ; name != "." && name != "/" && name != ""; name = path.Dir(name) {
+			if not[name] {
+				return true
+			}
+		}
+		return false
+	}
 	for _, e := range members {
-		if !e.isLink && e.mode&erofs.TypeMask == erofs.TypeDir && !not[e.name] && !strings.HasPrefix(path.Base(e.name), whiteoutPrefix) {
+		if !e.isLink && e.mode&erofs.TypeMask == erofs.TypeDir && !below(e.name) && !strings.HasPrefix(path.Base(e.name), whiteoutPrefix) {
 			dirs = append(dirs, e)
 		} else {
 			others = append(others, e)
