@@ -12,6 +12,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/blob/bucket"
+	"github.com/opendsec/dsec/blob/retry"
 	"github.com/opendsec/dsec/blob/s3test"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
@@ -28,7 +29,7 @@ func stores(t *testing.T) map[string]func(t *testing.T) blob.Store {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { b.Close() })
-			return b
+			return retry.New(b, retry.Policy{}) // a busy server may refuse now and then
 		},
 	}
 }

@@ -40,7 +40,7 @@ func (p *pass) findWeak(ctx context.Context) error {
 			case kind == "claims", kind == "probe":
 			case err != nil: // not ours
 				continue
-			case kind == "hints" && sums[d.Sum()], kind == "traces" && p.stays(layer.ManifestKey(d)):
+			case kind == "hints" && sums[d.Sum()], (kind == "traces" || kind == "lineages") && p.stays(layer.ManifestKey(d)):
 				continue
 			}
 			p.weak = append(p.weak, key)

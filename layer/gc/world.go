@@ -39,7 +39,7 @@ type world struct {
 }
 
 // weakKinds keep nothing.
-var weakKinds = []string{"hints", "traces", "oci", "claims", "probe"}
+var weakKinds = []string{"hints", "traces", "lineages", "oci", "claims", "probe"}
 
 // read lists a store and reads all that needs something. It takes what is gone
 // when it is read for not there.

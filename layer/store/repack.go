@@ -84,7 +84,7 @@ func (s *Store) repack(ctx context.Context, d layer.Digest, t layer.Trace) (laye
 		return layer.Info{}, dsec.Errorf(dsec.Unavailable, "repack layer", string(d), "its data were given back meanwhile; try again")
 	}
 	first := int64(a.First) * erofs.BlockSize
-	info, err := s.seal(dir, files, old.Config, about{Source: RepackedFrom + string(d), Image: &old.Image}, first)
+	info, err := s.seal(dir, files, old.Config, about{Source: RepackedFrom + string(d), Image: &old.Image, Lineage: old.Lineage}, first)
 	if err != nil {
 		return layer.Info{}, err
 	}
