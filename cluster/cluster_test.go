@@ -356,7 +356,9 @@ func TestANodeThatStartsAgainAnswersNobodyWhoAsked(t *testing.T) {
 	startNode(t, s.URL(), silent)
 	eventually(t, "it is alive", func() bool { return alive(c) == 1 })
 	failed := make(chan error, 1)
-	go func() { failed <- c.Call(t.Context(), "a", wire.VerbGet, "", &dsecv1.GetRequest{Id: id("a")}, &dsecv1.GetResponse{}) }()
+	go func() {
+		failed <- c.Call(t.Context(), "a", wire.VerbGet, "", &dsecv1.GetRequest{Id: id("a")}, &dsecv1.GetResponse{})
+	}()
 	<-silent.asked
 	startNode(t, s.URL(), &bookNode{id: "a"})
 	if err := <-failed; dsec.ClassOf(err) != dsec.Unavailable {

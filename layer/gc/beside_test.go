@@ -68,6 +68,9 @@ func besides(t *testing.T, blobs blob.Store) {
 		wg.Go(func() {
 			for i := range 12 {
 				info, err := s.Import(context.Background(), dirs[i%3], "tag", image.Options{})
+				for tries := 0; dsec.ClassOf(err) == dsec.Unavailable && tries < 10; tries++ { // collected as fast as it was pushed: the caller's to repeat
+					info, err = s.Import(context.Background(), dirs[i%3], "tag", image.Options{})
+				}
 				if err == nil {
 					err = s.Renew(context.Background())
 				}
