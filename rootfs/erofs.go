@@ -34,14 +34,21 @@ func mountErofs(metaPath, dataPath string, forceLoop bool) (*os.File, error) {
 	return erofsFrom(meta.Name(), data.Name())
 }
 
-// loopOf opens without the runtime, which would wait for events of a file that
-// somebody else has to answer for.
-func loopOf(path string) (*os.File, error) {
+// openQuietly opens without the runtime, which would wait for events of a file
+// that somebody else has to answer for.
+func openQuietly(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	f := os.NewFile(uintptr(fd), path)
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+func loopOf(path string) (*os.File, error) {
+	f, err := openQuietly(path)
+	if err != nil {
+		return nil, err
+	}
 	defer f.Close()
 	return linux.Loop(f)
 }

@@ -34,8 +34,9 @@ func Loop(backing *os.File) (*os.File, error) {
 			return dev, nil
 		}
 		dev.Close()
-		// Somebody else took it between the two calls.
-		if !errors.Is(err, unix.EBUSY) || tries >= 64 {
+		// Somebody else took it between the two calls, as anybody may who attaches
+		// many at one time.
+		if !errors.Is(err, unix.EBUSY) || tries >= 1024 {
 			return nil, &os.PathError{Op: "attach " + backing.Name() + " to", Path: dev.Name(), Err: err}
 		}
 	}

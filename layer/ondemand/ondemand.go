@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
@@ -287,6 +288,8 @@ func (l *Layer) Sync() error {
 	if err := l.parts.Present.Sync(l.parts.Data); err != nil {
 		return dsec.E(fault.Class(err, dsec.Internal), "sync layer", string(l.parts.Digest), err)
 	}
+	// Who read it has its own copy in memory.
+	_ = unix.Fadvise(int(l.parts.Data.Fd()), 0, 0, unix.FADV_DONTNEED) // only advice
 	return nil
 }
 
