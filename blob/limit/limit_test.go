@@ -168,8 +168,10 @@ func TestBytesOfASecondAreShared(t *testing.T) {
 		}
 		wg.Wait()
 		want := 2 * size / rate * time.Second
-		for _, e := range ends { // each ends late: neither waited for the other
-			if e > want || e < want*9/10 {
+		// Each ends late: one that the other waited for would end at half the time. Who
+		// is next is for the scheduler to say, so they do not end together.
+		for _, e := range ends {
+			if e > want || e < want*3/4 {
 				t.Errorf("ended after %v, want all but %v", ends, want)
 			}
 		}
