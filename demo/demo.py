@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Hundreds of agent rollouts in sandboxes, through libdsec only.
 
-    demo.py --base TAG --workspace TAG --toolkit TAG [--socket PATH] [--n 200] [--layer-dir DIR]
+    demo.py --base TAG --workspace TAG --toolkit TAG [--socket PATH] [--n 200] [--again 20]
 
-Creates N sandboxes in one burst, runs a software-engineering rollout in each, a
-few of which hang, flood their output or exhaust their memory on purpose, and
-prints what happened. Exits with 1 if anything was not as expected.
+Gives the layers back to object storage, creates N sandboxes in one burst, runs a
+software-engineering rollout in each, a few of which hang, flood their output or
+exhaust their memory on purpose; gives the layers back again and runs a few more,
+for which what the first ones read is brought ahead. Prints what happened, and
+exits with 1 if anything was not as expected.
 """
 
 from __future__ import annotations
@@ -30,6 +32,20 @@ ALONE = 20  # creations one at a time
 
 
 @dataclass
+class Reads:
+    """What a round read of the layers whose data come on demand. Bytes and seconds."""
+
+    data: int = 0
+    touched: int = 0
+    requests: int = 0
+    fetched: int = 0
+    plain: int = 0
+    stalls: int = 0
+    stalled: float = 0.0
+    failures: int = 0
+
+
+@dataclass
 class Report:
     """What was measured, and what was not as expected."""
 
@@ -42,8 +58,7 @@ class Report:
     memory: float = 0.0  # bytes of host memory for each live sandbox
     rollouts_in: float = 0.0
     causes: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # kind, outcome, cause
-    touched: int = -1
-    on_disk: int = 0
+    reads: Reads = field(default_factory=Reads)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -160,27 +175,49 @@ async def end(client: AsyncClient, box: AsyncSandbox, kind: str, report: Report)
                             f"{'; '.join(info.result.evidence)}")
 
 
-async def demo(args: argparse.Namespace) -> Report:
-    async with AsyncClient(args.socket or None) as client:
-        layers = [await client.layers.inspect(ref) for ref in (args.base, args.workspace, args.toolkit)]
-        report = Report(args.n, layers)
-        dropped = args.layer_dir is not None and residency.drop_caches()
-        await check_task(client, args, report)
-        await create_alone(client, args, report)
-        kinds = plan(args.n, args.odd if args.odd >= 0 else max(1, args.n // 50))
-        boxes = await create_burst(client, args, kinds, report)
-        await run_rollouts(client, args, boxes, kinds, report)
-        if dropped:
-            files = residency.layer_files(Path(args.layer_dir), [layer.digest for layer in layers])
-            report.touched = sum(residency.resident(f) for f in files)
-            report.on_disk = sum(f.stat().st_size for f in files)
-        left = await client.list(labels=LABEL)
-        if left:
-            report.wrong.append(f"{len(left)} sandboxes are left")
+async def give_back(client: AsyncClient, layers: list[Layer]) -> None:
+    """Has the machine keep nothing of the layers' data, neither on its disk nor, if we may, in its memory."""
+    freed = 0
+    for layer in layers:
+        freed += await client.layers.evict(layer.digest)
+    residency.drop_caches()
+    print(f"gave {freed / 2**20:.1f} MiB of layers back: they come from object storage as they are read", flush=True)
+
+
+async def measure(client: AsyncClient, report: Report) -> None:
+    """What of the layers that were not here was touched and fetched, while they are still mounted."""
+    for layer in await client.layers.on_demand():
+        if layer.served:
+            r = report.reads
+            report.reads = Reads(r.data + layer.data_size, r.touched + max(0, layer.touched), r.requests + layer.requests,
+                                 r.fetched + layer.fetched, r.plain + layer.plain, r.stalls + layer.stalls,
+                                 r.stalled + layer.stalled, r.failures + layer.failures)
+    if report.reads.failures:
+        report.wrong.append(f"{report.reads.failures} reads of layers failed")
+
+
+async def run_round(client: AsyncClient, args: argparse.Namespace, kinds: list[str], report: Report) -> None:
+    await give_back(client, report.layers)
+    boxes = await create_burst(client, args, kinds, report)
+    await run_rollouts(client, args, boxes, kinds, report)
+    await measure(client, report)
     for kind in rollout.KINDS:
         if report.kinds[kind] != kinds.count(kind):
             report.wrong.append(f"{report.kinds[kind]} of {kinds.count(kind)} rollouts of kind {kind} have ended")
-    return report
+
+
+async def demo(args: argparse.Namespace) -> tuple[Report, Report]:
+    async with AsyncClient(args.socket or None) as client:
+        layers = [await client.layers.inspect(ref) for ref in (args.base, args.workspace, args.toolkit)]
+        report, second = Report(args.n, layers), Report(args.again, layers)
+        await check_task(client, args, report)
+        await create_alone(client, args, report)
+        await run_round(client, args, plan(args.n, args.odd if args.odd >= 0 else max(1, args.n // 50)), report)
+        await run_round(client, args, plan(args.again, 0), second)
+        left = await client.list(labels=LABEL)
+        if left:
+            report.wrong.append(f"{len(left)} sandboxes are left")
+    return report, second
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -188,11 +225,20 @@ def quantile(values: list[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else float("nan")
 
 
-def table(report: Report) -> list[tuple[str, str]]:
-    def times(values: list[float]) -> str:
-        return f"p50 {quantile(values, 0.5) * 1000:.0f} ms, p99 {quantile(values, 0.99) * 1000:.0f} ms"
+def times(values: list[float]) -> str:
+    return f"p50 {quantile(values, 0.5) * 1000:.0f} ms, p99 {quantile(values, 0.99) * 1000:.0f} ms"
 
-    image = sum(layer.meta_size + layer.data_size for layer in report.layers)
+
+def read_rows(name: str, r: Reads) -> list[tuple[str, str]]:
+    def mib(n: int) -> str:
+        return f"{n / 2**20:.1f} MiB"
+
+    return [(name, f"touched {mib(r.touched)} of {mib(r.data)} ({100 * r.touched / max(r.data, 1):.1f} %)"),
+            ("", f"fetched {mib(r.plain)} ({mib(r.fetched)} compressed): {r.plain / max(r.touched, 1):.2f} × touched"),
+            ("", f"{r.requests} requests; {r.stalls} reads waited, {r.stalled:.2f} s in all")]
+
+
+def table(report: Report, second: Report) -> list[tuple[str, str]]:
     made = len(report.burst)
     rows = [("sandboxes", f"{made} of {report.n}"),
             ("creates", f"{made / report.created_in:.0f}/s" if report.created_in else "none"),
@@ -201,28 +247,25 @@ def table(report: Report) -> list[tuple[str, str]]:
             ("rollouts", f"{sum(report.kinds.values())} in {report.rollouts_in:.1f} s"),
             ("host memory", f"{report.memory / 2**20:.2f} MiB for each live sandbox" if report.memory > 0 else
              "not measured: the rest of this machine gave back more meanwhile")]
-    if report.touched >= 0:
-        size = report.on_disk or image
-        rows.append(("image touched", f"{report.touched / 2**20:.1f} of {size / 2**20:.1f} MiB "
-                     f"({100 * report.touched / max(size, 1):.1f} %)"))
-    else:
-        rows.append(("image", f"{image / 2**20:.1f} MiB (what was touched needs root and --layer-dir)"))
-    for i, ((kind, outcome, cause), count) in enumerate(sorted(report.causes.items(), key=lambda c: -c[1])):
+    rows += read_rows("layers, on demand", report.reads)
+    rows += read_rows(f"again {second.n}, with a trace", second.reads)
+    for i, ((kind, outcome, cause), count) in enumerate(sorted((report.causes + second.causes).items(), key=lambda c: -c[1])):
         rows.append(("outcome, cause" if i == 0 else "", f"{count:>4} × {outcome}, {cause} ({kind})"))
     return rows
 
 
-def show(report: Report) -> None:
-    rows = table(report)
+def show(report: Report, second: Report) -> None:
+    rows = table(report, second)
     width = max(len(value) for _, value in rows)
     print(f"┌{'─' * 26}┬{'─' * (width + 2)}┐")
     for name, value in rows:
         print(f"│ {name:<24} │ {value:<{width}} │")
     print(f"└{'─' * 26}┴{'─' * (width + 2)}┘")
-    for line in report.wrong[:20]:
+    wrong = report.wrong + second.wrong
+    for line in wrong[:20]:
         print(f"not as expected: {line}", file=sys.stderr)
-    if len(report.wrong) > 20:
-        print(f"and {len(report.wrong) - 20} more", file=sys.stderr)
+    if len(wrong) > 20:
+        print(f"and {len(wrong) - 20} more", file=sys.stderr)
 
 
 def main() -> int:
@@ -232,16 +275,16 @@ def main() -> int:
     p.add_argument("--workspace", required=True, help="… of the workspace, placed at /repo")
     p.add_argument("--toolkit", required=True, help="… of the harness, placed at /opt/harness")
     p.add_argument("--n", type=int, default=200, help="sandboxes (default 200)")
+    p.add_argument("--again", type=int, default=20, help="sandboxes of the second round (default 20)")
     p.add_argument("--odd", type=int, default=-1, help="rollouts of each bad kind (default n/50, at least 1)")
     p.add_argument("--concurrency", type=int, default=4 * (os.cpu_count() or 1), help="rollouts at the same time")
     p.add_argument("--memory", default="256MiB", help="memory limit of a sandbox")
-    p.add_argument("--layer-dir", help="layer store of the server on this machine, to see what was touched (root)")
     args = p.parse_args()
-    if args.n < 1:
-        p.error("--n must be at least 1")
-    report = asyncio.run(demo(args))
-    show(report)
-    return 1 if report.wrong else 0
+    if args.n < 1 or args.again < 1:
+        p.error("--n and --again must be at least 1")
+    report, second = asyncio.run(demo(args))
+    show(report, second)
+    return 1 if report.wrong or second.wrong else 0
 
 
 if __name__ == "__main__":

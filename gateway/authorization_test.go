@@ -42,7 +42,7 @@ var authorization = map[string]string{
 	"Events/Open": project, "Events/Subscribe": session, "Events/Unsubscribe": session, "Events/Ack": session,
 	"Layers/Import": tagging, "Layers/Build": tagging, "Layers/Tag": tagging, "Layers/Remove": admins,
 	"Layers/List": project, "Layers/Inspect": project, "Layers/Ensure": everyone, "Layers/CreateTemplate": tagging, "Layers/Merge": admins,
-	"Layers/Trace": project, "Layers/Repack": tagging,
+	"Layers/Trace": project, "Layers/Repack": tagging, "Layers/Evict": admins, "Layers/OnDemand": project,
 	"System/Info": everyone, "System/Nodes": everyone, "System/Doctor": everyone,
 	"Keys/Create": admins, "Keys/List": admins, "Keys/Revoke": admins,
 

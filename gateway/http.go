@@ -154,7 +154,7 @@ func knownMethod(path string) bool {
 var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Renew",
 	"Commit", "Changes", "Stats", "Exec", "WriteStdin", "CloseStdin", "Signal", "Kill", "Resize", "Wait", "Output", "Kept", "Release",
 	"Open", "Subscribe", "Unsubscribe", "Ack", "Stat", "Mkdir", "Move", "Remove", "SetAttr", "Watch", "Import", "Build",
-	"Inspect", "Tag", "Ensure", "CreateTemplate", "Merge", "Trace", "Repack", "Info", "Nodes", "Doctor", "Revoke"}
+	"Inspect", "Tag", "Ensure", "CreateTemplate", "Merge", "Trace", "Repack", "Evict", "OnDemand", "Info", "Nodes", "Doctor", "Revoke"}
 
 // recorder notes what is answered, and gives each write its own deadline: a
 // client that takes nothing for that long is cut off.

@@ -63,6 +63,20 @@ func (l *layers) Trace(ctx context.Context, req *dsecv1.LayerTraceRequest) (*dse
 	return resp, l.ask(ctx, wire.VerbTrace, req, resp)
 }
 
+// Evict makes others wait for what they had.
+func (l *layers) Evict(ctx context.Context, req *dsecv1.EvictRequest) (*dsecv1.EvictResponse, error) {
+	if err := admin(ctx, "evict layer"); err != nil {
+		return nil, err
+	}
+	resp := &dsecv1.EvictResponse{}
+	return resp, l.ask(ctx, wire.VerbEvict, req, resp)
+}
+
+func (l *layers) OnDemand(ctx context.Context, req *dsecv1.OnDemandRequest) (*dsecv1.OnDemandResponse, error) {
+	resp := &dsecv1.OnDemandResponse{}
+	return resp, l.ask(ctx, wire.VerbOnDemand, req, resp)
+}
+
 func (l *layers) make(ctx context.Context, source, path string, req proto.Message, stream *connect.ServerStream[dsecv1.ImportResponse]) error {
 	if err := maySource(ctx, source); err != nil {
 		return err

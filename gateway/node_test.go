@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -274,6 +275,20 @@ func (s *shelf) Trace(ctx context.Context, ref dsec.LayerRef) (nodeapi.Trace, er
 	return t, nil
 }
 
+func (s *shelf) Evict(ctx context.Context, ref dsec.LayerRef) (int64, error) {
+	l, err := s.Inspect(ctx, ref)
+	return l.DataSize, err
+}
+
+func (s *shelf) OnDemand(ctx context.Context) (out []nodeapi.Demand, err error) {
+	all, err := s.List(ctx)
+	for _, l := range all {
+		out = append(out, nodeapi.Demand{Digest: l.Digest, Tags: l.Tags, DataSize: l.DataSize, Chunks: 9, Here: 3, Touched: -1, Served: true, Requests: 1,
+			Fetched: 2, Plain: 4, Stalls: 5, Stalled: 1500 * time.Millisecond, Failures: 6, Last: "read layer: gone"})
+	}
+	return out, err
+}
+
 func (s *shelf) Repack(ctx context.Context, r nodeapi.Repack, progress func(nodeapi.Progress)) (nodeapi.Layer, error) {
 	l, err := s.Inspect(ctx, r.Ref)
 	if err != nil {
@@ -327,6 +342,20 @@ func TestLayersThroughTheGateway(t *testing.T) {
 	}
 	_, err = c.RepackLayer(ctx, "none:1", "", nil)
 	wantClass(t, err, dsec.NotFound)
+	if freed, err := c.EvictLayer(ctx, "ws:2"); err != nil || freed == 0 {
+		t.Errorf("evict: %d, %v", freed, err)
+	}
+	_, err = c.EvictLayer(ctx, "none:1")
+	wantClass(t, err, dsec.NotFound)
+	demand, err := c.LayersOnDemand(ctx)
+	if err != nil || len(demand) == 0 {
+		t.Fatal(demand, err)
+	}
+	want := client.LayerDemand{Digest: demand[0].Digest, Tags: demand[0].Tags, DataSize: demand[0].DataSize, Chunks: 9, Here: 3, Touched: -1, Served: true,
+		Requests: 1, Fetched: 2, Plain: 4, Stalls: 5, Stalled: 1500 * time.Millisecond, Failures: 6, LastFailure: "read layer: gone"}
+	if !reflect.DeepEqual(demand[0], want) || demand[0].Digest == "" {
+		t.Errorf("on demand: %+v, want %+v", demand[0], want)
+	}
 	if existed, err := c.RemoveLayer(ctx, "ws:2"); err != nil || !existed {
 		t.Fatal(existed, err)
 	}

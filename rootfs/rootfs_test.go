@@ -420,8 +420,21 @@ func TestLayersAreMountedOnceAndKept(t *testing.T) {
 		if d := deviceOf(t, e.keeper, l); d != dev {
 			t.Errorf("device %d, was %d: the layer was mounted twice", d, dev)
 		}
+		if err := again.EvictLayer(ctx, l.Digest); dsec.ClassOf(err) != dsec.IllegalState {
+			t.Errorf("evicted while it is used: %v", err)
+		}
+		f, err := again.Mounted(l.Digest)
+		must(t, err)
+		if st, err := f.Stat(); err != nil || st.Sys().(*syscall.Stat_t).Dev != dev {
+			t.Errorf("another mount: %v, %v", st, err)
+		}
+		must(t, f.Close())
 		again.Unuse("later")
-		must(t, again.Evict(ctx, 0))
+		must(t, again.EvictLayer(ctx, l.Digest))
+		must(t, again.EvictLayer(ctx, l.Digest))
+		if f, err := again.Mounted(l.Digest); f != nil || err != nil {
+			t.Errorf("mounted after eviction: %v", err)
+		}
 		if names, _ := e.keeper.Names(ctx, keptPrefix); len(names) != 0 {
 			t.Errorf("kept after eviction: %v", names)
 		}

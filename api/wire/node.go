@@ -45,6 +45,8 @@ const (
 	VerbTemplate   = "layer_template"
 	VerbMerge      = "layer_merge"
 	VerbTrace      = "layer_trace"
+	VerbEvict      = "layer_evict"
+	VerbOnDemand   = "layer_on_demand"
 	VerbDoctor     = "doctor"
 )
 

@@ -24,6 +24,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(crashDir); dir != "" {
 		crashLoop(dir)
 	}
+	if dir := os.Getenv(evictDir); dir != "" {
+		evictLoop(dir)
+	}
 	if dir := os.Getenv(ensureDir); dir != "" {
 		ensureChild(dir)
 	}

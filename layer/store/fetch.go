@@ -164,6 +164,27 @@ func (s *Store) Promote(d layer.Digest) error {
 	return diskError(op, string(d), syncFile(s.path("layers", d.Hex())))
 }
 
+// Here says how many chunks of a layer's data are on this machine, and of how many.
+func (s *Store) Here(d layer.Digest) (here, of int, err error) {
+	m, err := s.manifest(d)
+	if err != nil {
+		return 0, 0, err
+	}
+	of = int(m.Data.Count)
+	f, err := os.OpenFile(s.path("layers", d.Hex(), layer.PresentFile), os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return of, of, nil
+	}
+	if err != nil {
+		return 0, of, diskError("look at layer", string(d), err)
+	}
+	present, err := layer.OpenPresence(f, of)
+	if err != nil {
+		return 0, of, err
+	}
+	return present.Count(), of, present.Close()
+}
+
 // promoteAll does what nobody was there for when the last data of a layer came.
 func (s *Store) promoteAll() error {
 	files, err := filepath.Glob(s.path("layers", "*", layer.PresentFile))

@@ -61,6 +61,11 @@ func (s *Store) Acquire(ctx context.Context, name string, refs []dsec.LayerRef) 
 		if err != nil || missing == "" {
 			return set, err
 		}
+		if waited, err := s.awaitEviction(ctx, missing); err != nil {
+			return layer.Set{}, err
+		} else if waited {
+			continue
+		}
 		if races[missing]++; races[missing] > maxRaces {
 			return layer.Set{}, dsec.Errorf(dsec.Unavailable, op, string(missing), "removed as fast as it is fetched")
 		}

@@ -194,7 +194,7 @@ func (s *Store) stackLocked(set *layer.Set, held lease) (missing layer.Digest, e
 	}
 	for _, p := range parts {
 		l, err := s.localLocked(p.Digest)
-		if errors.Is(err, dsec.NotFound.Err()) {
+		if errors.Is(err, dsec.NotFound.Err()) || s.evicting[p.Digest] != nil {
 			return p.Digest, nil
 		}
 		if err != nil {

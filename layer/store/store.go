@@ -102,17 +102,19 @@ type shared struct {
 	known  map[layer.Digest]layer.Local // layers that are here and were looked at
 	// traces that are being changed; closed when they have been
 	tracing map[layer.Digest]chan struct{}
-	stacks  map[layer.Digest]layer.Info // stacks that are here
-	inside  map[layer.Digest][]string   // layers to the digests of the stacks they are in
-	claims  map[string]bool             // works that this store has claimed
-	refs    map[string]reference        // references that were resolved, by themselves
-	queue   queue                       // of images to make
-	slots   slots                       // for layers to convert
-	sends   sync.Mutex                  // one layer at a time is packed to be shared
-	makings map[string]*making          // images that are being made
-	heres   map[string]*here
-	sent    map[string]bool // notes that are known to be in the blob store
-	pins    map[string]bool // keys of pins of work in progress
+	// layers that are being evicted; closed when they have been
+	evicting map[layer.Digest]chan struct{}
+	stacks   map[layer.Digest]layer.Info // stacks that are here
+	inside   map[layer.Digest][]string   // layers to the digests of the stacks they are in
+	claims   map[string]bool             // works that this store has claimed
+	refs     map[string]reference        // references that were resolved, by themselves
+	queue    queue                       // of images to make
+	slots    slots                       // for layers to convert
+	sends    sync.Mutex                  // one layer at a time is packed to be shared
+	makings  map[string]*making          // images that are being made
+	heres    map[string]*here
+	sent     map[string]bool // notes that are known to be in the blob store
+	pins     map[string]bool // keys of pins of work in progress
 
 	id       string // of this store
 	root     string // the key of what it keeps; another each time it is opened
@@ -168,7 +170,7 @@ func Open(dir string, opts Options) (*Store, error) {
 		return nil, dsec.Errorf(dsec.Unavailable, op, dir, "another program has it open: %w", err)
 	}
 	s := &Store{shared: &shared{dir: dir, opts: opts, lock: lock, lanes: ondemand.NewLanes(0), leases: map[string]lease{}, jobs: map[string]*job{},
-		known: map[layer.Digest]layer.Local{}, pins: map[string]bool{}, tracing: map[layer.Digest]chan struct{}{}, stacks: map[layer.Digest]layer.Info{}, inside: map[layer.Digest][]string{},
+		known: map[layer.Digest]layer.Local{}, pins: map[string]bool{}, tracing: map[layer.Digest]chan struct{}{}, evicting: map[layer.Digest]chan struct{}{}, stacks: map[layer.Digest]layer.Info{}, inside: map[layer.Digest][]string{},
 		claims: map[string]bool{}, refs: map[string]reference{}, makings: map[string]*making{}, sent: map[string]bool{}, heres: map[string]*here{}, pull: image.NewPuller()}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if err := errors.Join(s.sweep(), s.loadStacks(), s.loadRefs(), s.loadLeases(), s.identify(), s.promoteAll()); err != nil {

@@ -153,22 +153,30 @@ func (s *Store) aloneWith(ctx context.Context, d layer.Digest) (leave func(), er
 // the mount was made and not dropped since, so one call for a mount is one
 // recording; window is how long after the mount it is made.
 func (s *Store) RecordResident(ctx context.Context, d layer.Digest, mount *os.File, window time.Duration) error {
-	m, err := s.manifest(d)
-	if err != nil {
-		return err
-	}
-	meta, err := os.Open(s.path("layers", d.Hex(), layer.MetaFile))
-	if err != nil {
-		return diskError("record trace", string(d), err)
-	}
-	defer meta.Close()
-	im, err := erofs.Open(meta, m.Meta.Size, nil)
-	if err != nil {
-		return dsec.E(dsec.Corrupt, "record trace", string(d), err)
-	}
-	ranges, err := resident.Of(mount, im)
+	ranges, err := s.Resident(d, mount)
 	if err != nil {
 		return err
 	}
 	return s.RecordTrace(ctx, d, Recording{Window: window, Ranges: ranges})
+}
+
+// Resident is what of the data of a layer is in the page cache of its EROFS mount,
+// given by its root: all that was touched since the mount was made and not dropped
+// since.
+func (s *Store) Resident(d layer.Digest, mount *os.File) ([]layer.Range, error) {
+	const op = "look at page cache of layer"
+	m, err := s.manifest(d)
+	if err != nil {
+		return nil, err
+	}
+	meta, err := os.Open(s.path("layers", d.Hex(), layer.MetaFile))
+	if err != nil {
+		return nil, diskError(op, string(d), err)
+	}
+	defer meta.Close()
+	im, err := erofs.Open(meta, m.Meta.Size, nil)
+	if err != nil {
+		return nil, dsec.E(dsec.Corrupt, op, string(d), err)
+	}
+	return resident.Of(mount, im)
 }

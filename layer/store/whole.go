@@ -22,16 +22,17 @@ func (s *Store) OpenData(ctx context.Context, l layer.Local) (layer.Data, error)
 			io.Closer
 		}{strings.NewReader(""), io.NopCloser(nil)}, nil
 	}
-	whole, err := l.Whole()
+	// Opened first: what is evicted afterwards is another file.
+	f, err := os.Open(l.Data)
 	if err != nil {
-		return nil, err
+		return nil, diskError(op, string(l.Digest), err)
 	}
-	if whole {
-		f, err := os.Open(l.Data)
-		if err != nil {
-			return nil, diskError(op, string(l.Digest), err)
-		}
+	whole, err := l.Whole()
+	if err == nil && whole {
 		return f, nil
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
 	}
 	r, err := s.openPartial(ctx, l)
 	if err != nil {

@@ -33,6 +33,7 @@ type Layers interface {
 	Trace(ctx context.Context, ref dsec.LayerRef) (Trace, error)
 	// Repack makes a layer of the same tree with its data in the order of the trace.
 	Repack(ctx context.Context, r Repack, progress func(Progress)) (Layer, error)
+	Demanding
 	Composing
 }
 

@@ -51,6 +51,8 @@ func (s *Server) table() map[string]verb {
 		wire.VerbTemplate:   once(s, wire.VerbTemplate, s.template),
 		wire.VerbMerge:      once(s, wire.VerbMerge, s.merge),
 		wire.VerbTrace:      unary(s.traceLayer),
+		wire.VerbEvict:      once(s, wire.VerbEvict, s.evictLayer),
+		wire.VerbOnDemand:   unary(s.onDemand),
 		wire.VerbDoctor:     unary(s.doctor),
 	}
 }

@@ -1597,6 +1597,333 @@ func (x *RepackRequest) GetCallId() string {
 	return ""
 }
 
+type EvictRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	CallId        string                 `protobuf:"bytes,2,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictRequest) Reset() {
+	*x = EvictRequest{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictRequest) ProtoMessage() {}
+
+func (x *EvictRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictRequest.ProtoReflect.Descriptor instead.
+func (*EvictRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *EvictRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *EvictRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+type EvictResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Freed         int64                  `protobuf:"varint,1,opt,name=freed,proto3" json:"freed,omitempty"` // bytes of the disk
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictResponse) Reset() {
+	*x = EvictResponse{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictResponse) ProtoMessage() {}
+
+func (x *EvictResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictResponse.ProtoReflect.Descriptor instead.
+func (*EvictResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *EvictResponse) GetFreed() int64 {
+	if x != nil {
+		return x.Freed
+	}
+	return 0
+}
+
+type OnDemandRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OnDemandRequest) Reset() {
+	*x = OnDemandRequest{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OnDemandRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OnDemandRequest) ProtoMessage() {}
+
+func (x *OnDemandRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OnDemandRequest.ProtoReflect.Descriptor instead.
+func (*OnDemandRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{27}
+}
+
+type OnDemandResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layers        []*LayerDemand         `protobuf:"bytes,1,rep,name=layers,proto3" json:"layers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OnDemandResponse) Reset() {
+	*x = OnDemandResponse{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OnDemandResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OnDemandResponse) ProtoMessage() {}
+
+func (x *OnDemandResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OnDemandResponse.ProtoReflect.Descriptor instead.
+func (*OnDemandResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *OnDemandResponse) GetLayers() []*LayerDemand {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+// LayerDemand is a layer that is mounted, or whose data are not all here. What
+// was fetched, and what waited for it, counts since it was first mounted; it
+// begins anew when nobody has it mounted any more.
+type LayerDemand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Tags          []string               `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`                          // of it, or of images that it is in
+	DataSize      int64                  `protobuf:"varint,3,opt,name=data_size,json=dataSize,proto3" json:"data_size,omitempty"` // bytes of the whole data
+	Chunks        int64                  `protobuf:"varint,4,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	Here          int64                  `protobuf:"varint,5,opt,name=here,proto3" json:"here,omitempty"`       // chunks that are on this node
+	Touched       int64                  `protobuf:"varint,6,opt,name=touched,proto3" json:"touched,omitempty"` // bytes in the page cache of its mount; -1 if it is not mounted
+	Served        bool                   `protobuf:"varint,7,opt,name=served,proto3" json:"served,omitempty"`   // reads of what is not here are answered
+	Requests      int64                  `protobuf:"varint,8,opt,name=requests,proto3" json:"requests,omitempty"`
+	Fetched       int64                  `protobuf:"varint,9,opt,name=fetched,proto3" json:"fetched,omitempty"`    // bytes, as they are stored
+	Plain         int64                  `protobuf:"varint,10,opt,name=plain,proto3" json:"plain,omitempty"`       // bytes of data that they became
+	Stalls        int64                  `protobuf:"varint,11,opt,name=stalls,proto3" json:"stalls,omitempty"`     // reads that waited
+	Stalled       float64                `protobuf:"fixed64,12,opt,name=stalled,proto3" json:"stalled,omitempty"`  // seconds that they did, added
+	Failures      int64                  `protobuf:"varint,13,opt,name=failures,proto3" json:"failures,omitempty"` // reads that were errors
+	LastFailure   string                 `protobuf:"bytes,14,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayerDemand) Reset() {
+	*x = LayerDemand{}
+	mi := &file_dsec_v1_layers_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayerDemand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayerDemand) ProtoMessage() {}
+
+func (x *LayerDemand) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layers_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayerDemand.ProtoReflect.Descriptor instead.
+func (*LayerDemand) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layers_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *LayerDemand) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *LayerDemand) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *LayerDemand) GetDataSize() int64 {
+	if x != nil {
+		return x.DataSize
+	}
+	return 0
+}
+
+func (x *LayerDemand) GetChunks() int64 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *LayerDemand) GetHere() int64 {
+	if x != nil {
+		return x.Here
+	}
+	return 0
+}
+
+func (x *LayerDemand) GetTouched() int64 {
+	if x != nil {
+		return x.Touched
+	}
+	return 0
+}
+
+func (x *LayerDemand) GetServed() bool {
+	if x != nil {
+		return x.Served
+	}
+	return false
+}
+
+func (x *LayerDemand) GetRequests() int64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *LayerDemand) GetFetched() int64 {
+	if x != nil {
+		return x.Fetched
+	}
+	return 0
+}
+
+func (x *LayerDemand) GetPlain() int64 {
+	if x != nil {
+		return x.Plain
+	}
+	return 0
+}
+
+func (x *LayerDemand) GetStalls() int64 {
+	if x != nil {
+		return x.Stalls
+	}
+	return 0
+}
+
+func (x *LayerDemand) GetStalled() float64 {
+	if x != nil {
+		return x.Stalled
+	}
+	return 0
+}
+
+func (x *LayerDemand) GetFailures() int64 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *LayerDemand) GetLastFailure() string {
+	if x != nil {
+		return x.LastFailure
+	}
+	return ""
+}
+
 var File_dsec_v1_layers_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_layers_proto_rawDesc = "" +
@@ -1720,7 +2047,31 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\rRepackRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x17\n" +
-	"\acall_id\x18\x03 \x01(\tR\x06callId2\xb1\x05\n" +
+	"\acall_id\x18\x03 \x01(\tR\x06callId\"9\n" +
+	"\fEvictRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x17\n" +
+	"\acall_id\x18\x02 \x01(\tR\x06callId\"%\n" +
+	"\rEvictResponse\x12\x14\n" +
+	"\x05freed\x18\x01 \x01(\x03R\x05freed\"\x11\n" +
+	"\x0fOnDemandRequest\"@\n" +
+	"\x10OnDemandResponse\x12,\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.LayerDemandR\x06layers\"\xf1\x02\n" +
+	"\vLayerDemand\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04tags\x18\x02 \x03(\tR\x04tags\x12\x1b\n" +
+	"\tdata_size\x18\x03 \x01(\x03R\bdataSize\x12\x16\n" +
+	"\x06chunks\x18\x04 \x01(\x03R\x06chunks\x12\x12\n" +
+	"\x04here\x18\x05 \x01(\x03R\x04here\x12\x18\n" +
+	"\atouched\x18\x06 \x01(\x03R\atouched\x12\x16\n" +
+	"\x06served\x18\a \x01(\bR\x06served\x12\x1a\n" +
+	"\brequests\x18\b \x01(\x03R\brequests\x12\x18\n" +
+	"\afetched\x18\t \x01(\x03R\afetched\x12\x14\n" +
+	"\x05plain\x18\n" +
+	" \x01(\x03R\x05plain\x12\x16\n" +
+	"\x06stalls\x18\v \x01(\x03R\x06stalls\x12\x18\n" +
+	"\astalled\x18\f \x01(\x01R\astalled\x12\x1a\n" +
+	"\bfailures\x18\r \x01(\x03R\bfailures\x12!\n" +
+	"\flast_failure\x18\x0e \x01(\tR\vlastFailure2\xaa\x06\n" +
 	"\x06Layers\x12;\n" +
 	"\x06Import\x12\x16.dsec.v1.ImportRequest\x1a\x17.dsec.v1.ImportResponse0\x01\x129\n" +
 	"\x05Build\x12\x15.dsec.v1.BuildRequest\x1a\x17.dsec.v1.ImportResponse0\x01\x12?\n" +
@@ -1732,7 +2083,9 @@ const file_dsec_v1_layers_proto_rawDesc = "" +
 	"\x0eCreateTemplate\x12\x18.dsec.v1.TemplateRequest\x1a\x19.dsec.v1.TemplateResponse\x126\n" +
 	"\x05Merge\x12\x15.dsec.v1.MergeRequest\x1a\x16.dsec.v1.MergeResponse\x12@\n" +
 	"\x05Trace\x12\x1a.dsec.v1.LayerTraceRequest\x1a\x1b.dsec.v1.LayerTraceResponse\x12;\n" +
-	"\x06Repack\x12\x16.dsec.v1.RepackRequest\x1a\x17.dsec.v1.ImportResponse0\x01B-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
+	"\x06Repack\x12\x16.dsec.v1.RepackRequest\x1a\x17.dsec.v1.ImportResponse0\x01\x126\n" +
+	"\x05Evict\x12\x15.dsec.v1.EvictRequest\x1a\x16.dsec.v1.EvictResponse\x12?\n" +
+	"\bOnDemand\x12\x18.dsec.v1.OnDemandRequest\x1a\x19.dsec.v1.OnDemandResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_layers_proto_rawDescOnce sync.Once
@@ -1746,7 +2099,7 @@ func file_dsec_v1_layers_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_layers_proto_rawDescData
 }
 
-var file_dsec_v1_layers_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_dsec_v1_layers_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_dsec_v1_layers_proto_goTypes = []any{
 	(*ImageConfig)(nil),         // 0: dsec.v1.ImageConfig
 	(*Layer)(nil),               // 1: dsec.v1.Layer
@@ -1773,12 +2126,17 @@ var file_dsec_v1_layers_proto_goTypes = []any{
 	(*LayerTraceResponse)(nil),  // 22: dsec.v1.LayerTraceResponse
 	(*TracedFile)(nil),          // 23: dsec.v1.TracedFile
 	(*RepackRequest)(nil),       // 24: dsec.v1.RepackRequest
-	(*Lineage)(nil),             // 25: dsec.v1.Lineage
+	(*EvictRequest)(nil),        // 25: dsec.v1.EvictRequest
+	(*EvictResponse)(nil),       // 26: dsec.v1.EvictResponse
+	(*OnDemandRequest)(nil),     // 27: dsec.v1.OnDemandRequest
+	(*OnDemandResponse)(nil),    // 28: dsec.v1.OnDemandResponse
+	(*LayerDemand)(nil),         // 29: dsec.v1.LayerDemand
+	(*Lineage)(nil),             // 30: dsec.v1.Lineage
 }
 var file_dsec_v1_layers_proto_depIdxs = []int32{
 	0,  // 0: dsec.v1.Layer.config:type_name -> dsec.v1.ImageConfig
 	2,  // 1: dsec.v1.Layer.layers:type_name -> dsec.v1.StackLayer
-	25, // 2: dsec.v1.Layer.lineage:type_name -> dsec.v1.Lineage
+	30, // 2: dsec.v1.Layer.lineage:type_name -> dsec.v1.Lineage
 	1,  // 3: dsec.v1.ImportResponse.layer:type_name -> dsec.v1.Layer
 	1,  // 4: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
 	1,  // 5: dsec.v1.InspectResponse.layer:type_name -> dsec.v1.Layer
@@ -1786,33 +2144,38 @@ var file_dsec_v1_layers_proto_depIdxs = []int32{
 	1,  // 7: dsec.v1.TemplateResponse.layer:type_name -> dsec.v1.Layer
 	20, // 8: dsec.v1.MergeResponse.merged:type_name -> dsec.v1.Merged
 	23, // 9: dsec.v1.LayerTraceResponse.files:type_name -> dsec.v1.TracedFile
-	3,  // 10: dsec.v1.Layers.Import:input_type -> dsec.v1.ImportRequest
-	4,  // 11: dsec.v1.Layers.Build:input_type -> dsec.v1.BuildRequest
-	6,  // 12: dsec.v1.Layers.List:input_type -> dsec.v1.ListLayersRequest
-	8,  // 13: dsec.v1.Layers.Inspect:input_type -> dsec.v1.InspectRequest
-	10, // 14: dsec.v1.Layers.Remove:input_type -> dsec.v1.RemoveLayerRequest
-	12, // 15: dsec.v1.Layers.Tag:input_type -> dsec.v1.TagRequest
-	14, // 16: dsec.v1.Layers.Ensure:input_type -> dsec.v1.EnsureRequest
-	16, // 17: dsec.v1.Layers.CreateTemplate:input_type -> dsec.v1.TemplateRequest
-	18, // 18: dsec.v1.Layers.Merge:input_type -> dsec.v1.MergeRequest
-	21, // 19: dsec.v1.Layers.Trace:input_type -> dsec.v1.LayerTraceRequest
-	24, // 20: dsec.v1.Layers.Repack:input_type -> dsec.v1.RepackRequest
-	5,  // 21: dsec.v1.Layers.Import:output_type -> dsec.v1.ImportResponse
-	5,  // 22: dsec.v1.Layers.Build:output_type -> dsec.v1.ImportResponse
-	7,  // 23: dsec.v1.Layers.List:output_type -> dsec.v1.ListLayersResponse
-	9,  // 24: dsec.v1.Layers.Inspect:output_type -> dsec.v1.InspectResponse
-	11, // 25: dsec.v1.Layers.Remove:output_type -> dsec.v1.RemoveLayerResponse
-	13, // 26: dsec.v1.Layers.Tag:output_type -> dsec.v1.TagResponse
-	15, // 27: dsec.v1.Layers.Ensure:output_type -> dsec.v1.EnsureResponse
-	17, // 28: dsec.v1.Layers.CreateTemplate:output_type -> dsec.v1.TemplateResponse
-	19, // 29: dsec.v1.Layers.Merge:output_type -> dsec.v1.MergeResponse
-	22, // 30: dsec.v1.Layers.Trace:output_type -> dsec.v1.LayerTraceResponse
-	5,  // 31: dsec.v1.Layers.Repack:output_type -> dsec.v1.ImportResponse
-	21, // [21:32] is the sub-list for method output_type
-	10, // [10:21] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	29, // 10: dsec.v1.OnDemandResponse.layers:type_name -> dsec.v1.LayerDemand
+	3,  // 11: dsec.v1.Layers.Import:input_type -> dsec.v1.ImportRequest
+	4,  // 12: dsec.v1.Layers.Build:input_type -> dsec.v1.BuildRequest
+	6,  // 13: dsec.v1.Layers.List:input_type -> dsec.v1.ListLayersRequest
+	8,  // 14: dsec.v1.Layers.Inspect:input_type -> dsec.v1.InspectRequest
+	10, // 15: dsec.v1.Layers.Remove:input_type -> dsec.v1.RemoveLayerRequest
+	12, // 16: dsec.v1.Layers.Tag:input_type -> dsec.v1.TagRequest
+	14, // 17: dsec.v1.Layers.Ensure:input_type -> dsec.v1.EnsureRequest
+	16, // 18: dsec.v1.Layers.CreateTemplate:input_type -> dsec.v1.TemplateRequest
+	18, // 19: dsec.v1.Layers.Merge:input_type -> dsec.v1.MergeRequest
+	21, // 20: dsec.v1.Layers.Trace:input_type -> dsec.v1.LayerTraceRequest
+	24, // 21: dsec.v1.Layers.Repack:input_type -> dsec.v1.RepackRequest
+	25, // 22: dsec.v1.Layers.Evict:input_type -> dsec.v1.EvictRequest
+	27, // 23: dsec.v1.Layers.OnDemand:input_type -> dsec.v1.OnDemandRequest
+	5,  // 24: dsec.v1.Layers.Import:output_type -> dsec.v1.ImportResponse
+	5,  // 25: dsec.v1.Layers.Build:output_type -> dsec.v1.ImportResponse
+	7,  // 26: dsec.v1.Layers.List:output_type -> dsec.v1.ListLayersResponse
+	9,  // 27: dsec.v1.Layers.Inspect:output_type -> dsec.v1.InspectResponse
+	11, // 28: dsec.v1.Layers.Remove:output_type -> dsec.v1.RemoveLayerResponse
+	13, // 29: dsec.v1.Layers.Tag:output_type -> dsec.v1.TagResponse
+	15, // 30: dsec.v1.Layers.Ensure:output_type -> dsec.v1.EnsureResponse
+	17, // 31: dsec.v1.Layers.CreateTemplate:output_type -> dsec.v1.TemplateResponse
+	19, // 32: dsec.v1.Layers.Merge:output_type -> dsec.v1.MergeResponse
+	22, // 33: dsec.v1.Layers.Trace:output_type -> dsec.v1.LayerTraceResponse
+	5,  // 34: dsec.v1.Layers.Repack:output_type -> dsec.v1.ImportResponse
+	26, // 35: dsec.v1.Layers.Evict:output_type -> dsec.v1.EvictResponse
+	28, // 36: dsec.v1.Layers.OnDemand:output_type -> dsec.v1.OnDemandResponse
+	24, // [24:37] is the sub-list for method output_type
+	11, // [11:24] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_layers_proto_init() }
@@ -1827,7 +2190,7 @@ func file_dsec_v1_layers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_layers_proto_rawDesc), len(file_dsec_v1_layers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -20,11 +20,14 @@ type layers struct {
 	store   *store.Store
 	spool   string // directory for uploads that must be read twice
 	options image.Options
+	demand  demand
 }
 
 // For implements nodeapi.Layers.
 func (l *layers) For(project string) nodeapi.Layers {
-	return &layers{store: l.store.View(project), spool: l.spool, options: l.options}
+	view := *l
+	view.store = l.store.View(project)
+	return &view
 }
 
 // MayTag implements nodeapi.Layers.

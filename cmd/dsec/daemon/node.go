@@ -58,7 +58,7 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 				References: &store.EnsureOptions{Image: imageOptions(s), MaxAge: time.Duration(s.Node.ImageAge) * time.Hour}}); err != nil {
 				return err
 			}
-			a.layers = &layers{store: a.store, spool: s.layerDir(), options: imageOptions(s)}
+			a.layers = &layers{store: a.store, spool: s.layerDir(), options: imageOptions(s), demand: demand{a.loader, a.mounts}}
 			return nil
 		}, Undo: func(context.Context) error { return a.store.Close() }},
 		lifecycle.Step{Name: "node", Do: func(context.Context) (err error) {
@@ -130,7 +130,7 @@ func openNode(ctx context.Context, o orders, log *slog.Logger) (*serving, error)
 // examine adds the object storage, with the connections that layers use.
 func (a *agent) examine(ctx context.Context, s *settings) runtime.Report {
 	r := a.machine.examine(ctx, s)
-	r.Checks = append(r.Checks, blobCheck(ctx, s, a.blobs))
+	r.Checks = append(r.Checks, blobCheck(ctx, s, a.blobs), a.demandCheck(ctx, s))
 	return r
 }
 

@@ -22,10 +22,10 @@ import (
 func Layer() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "layer",
-		Short:   "Build, list, inspect and repack layers",
+		Short:   "Build, list, inspect, repack and evict layers",
 		Example: "  dsec layer build --from ./repo --at /work --owner 1000 --tag repo:v1\n  dsec layer ls",
 	}
-	c.AddCommand(layerBuild(), layerLs(), layerInspect(), layerTrace(), layerRepack())
+	c.AddCommand(layerBuild(), layerLs(), layerInspect(), layerTrace(), layerRepack(), layerStat(), layerEvict())
 	return c
 }
 

@@ -55,7 +55,13 @@ type Client struct {
 	next    uint64
 	waiting map[uint64]chan frame
 	serial  int
+	lives   map[layer.Digest]*life // of layers that were mounted
+	ended   chan struct{}          // closed, and made anew, when a session was forgotten
 }
+
+// life is the time between the first mount of a layer and that nobody has it any
+// more. It has one trace.
+type life struct{ noted bool }
 
 // Open connects, now or when a loader is there, and hands over what an earlier
 // agent left with the Keeper.
@@ -66,7 +72,7 @@ func Open(ctx context.Context, c Config) (*Client, error) {
 	if c.Window == 0 {
 		c.Window = 2*time.Minute + 10*time.Second
 	}
-	cl := &Client{c: c, done: make(chan struct{}), waiting: map[uint64]chan frame{}}
+	cl := &Client{c: c, done: make(chan struct{}), waiting: map[uint64]chan frame{}, lives: map[layer.Digest]*life{}, ended: make(chan struct{})}
 	names, err := c.Keeper.Names(ctx, prefix)
 	if err != nil {
 		return nil, err
@@ -180,7 +186,7 @@ func (c *Client) told(f frame) {
 			c.c.Failed(f.Digest, f.err())
 		}
 	case opEnded:
-		c.note(f.Digest)
+		c.Note(f.Digest)
 		c.forget(f.Session, f.Digest)
 	}
 }
@@ -253,6 +259,12 @@ func (c *Client) Trace(ctx context.Context, d layer.Digest) ([]layer.Range, erro
 		return nil, dsec.E(dsec.Internal, "read trace", string(d), err)
 	}
 	return rs, nil
+}
+
+// PID of the loader; Unavailable if none runs.
+func (c *Client) PID(ctx context.Context) (int, error) {
+	a, err := c.ask(ctx, frame{Op: opHello})
+	return a.PID, err
 }
 
 // Status of all layers that are served.

@@ -148,7 +148,7 @@ func (s *Server) handle(c *conn, f frame) {
 		answer.files, err = s.trace(f.Digest)
 		answer.Error = troubleOf(err)
 	case opLet:
-		answer.Error = troubleOf(s.let(f.Digest))
+		answer.Error = troubleOf(s.let(f.Digest, f.Session))
 	default:
 		answer.Error = troubleOf(dsec.Errorf(dsec.Unsupported, "ask the loader", string(f.Op), "it does not know that"))
 	}
@@ -366,14 +366,15 @@ func (s *Server) trace(d layer.Digest) ([]*os.File, error) {
 	return []*os.File{f}, nil
 }
 
-// let closes a layer that nobody reads any more.
-func (s *Server) let(d layer.Digest) error {
+// let closes a layer that nobody reads any more. A session by events ends here.
+func (s *Server) let(d layer.Digest, session string) error {
 	s.mu.Lock()
 	x := s.layers[d]
 	if x == nil {
 		s.mu.Unlock()
 		return nil
 	}
+	delete(x.sessions, session)
 	if len(x.sessions) > 0 {
 		s.mu.Unlock()
 		return dsec.Errorf(dsec.IllegalState, "let go of layer", string(d), "it is being read")

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
@@ -68,43 +67,10 @@ func (c *Client) Device(ctx context.Context, l layer.Local) (rootfs.Device, erro
 		d, err = c.mounted(ctx, l)
 	}
 	if err == nil {
-		c.work.Go(func() { c.accompany(l.Digest) })
+		now := c.life(l.Digest)
+		c.work.Go(func() { c.accompany(l.Digest, now) })
 	}
 	return d, err
-}
-
-// accompany has brought what others read first of a layer that is mounted now,
-// and sees what is read of it this time.
-func (c *Client) accompany(d layer.Digest) {
-	if c.c.Order != nil {
-		if ranges := c.c.Order(c.ctx, d); len(ranges) > 0 {
-			if err := c.Fetch(c.ctx, d, ranges); err != nil && c.ctx.Err() == nil {
-				c.c.Log.Warn("fetch ahead", "layer", d, "err", err)
-			}
-		}
-	}
-	select {
-	case <-time.After(c.c.Window):
-		c.note(d)
-	case <-c.ctx.Done():
-	}
-}
-
-// note passes on what was read first of a layer.
-func (c *Client) note(d layer.Digest) {
-	if c.c.Read == nil {
-		return
-	}
-	ranges, err := c.Trace(c.ctx, d)
-	if err != nil {
-		if dsec.ClassOf(err) != dsec.NotFound && c.ctx.Err() == nil {
-			c.c.Log.Warn("read trace", "layer", d, "err", err)
-		}
-		return
-	}
-	if len(ranges) > 0 {
-		c.c.Read(c.ctx, d, ranges)
-	}
 }
 
 // mounted is a device by FUSE.
@@ -143,19 +109,18 @@ func (c *Client) marked(ctx context.Context, l layer.Local) (rootfs.Device, erro
 	c.marking.Lock()
 	defer c.marking.Unlock()
 	device := rootfs.Device{Path: l.Data, Kind: PreContent}
-	names, err := c.c.Keeper.Names(ctx, prefix+l.Digest.Hex()+"/")
-	if err != nil || len(names) > 0 { // marked already
+	data, err := os.OpenFile(l.Data, os.O_RDWR, 0)
+	if err != nil {
+		return device, dsec.E(dsec.Internal, "open layer", string(l.Digest), err)
+	}
+	defer data.Close()
+	if marked, err := c.isMarked(ctx, l.Digest, data); err != nil || marked {
 		return device, err
 	}
 	group, err := c.group(ctx)
 	if err != nil {
 		return device, err
 	}
-	data, err := os.OpenFile(l.Data, os.O_RDWR, 0)
-	if err != nil {
-		return device, dsec.E(dsec.Internal, "open layer", string(l.Digest), err)
-	}
-	defer data.Close()
 	name := c.newName(l.Digest)
 	err = c.c.Keeper.Put(ctx, name+dataName, data)
 	if err == nil {
@@ -168,6 +133,42 @@ func (c *Client) marked(ctx context.Context, l layer.Local) (rootfs.Device, erro
 		c.drop(context.WithoutCancel(ctx), name)
 	}
 	return device, err
+}
+
+// isMarked says whether the file is one of whose reads the kernel asks. A file of
+// the layer before it, which was removed or evicted since, is let go: what still
+// reads that one gets errors.
+func (c *Client) isMarked(ctx context.Context, d layer.Digest, data *os.File) (bool, error) {
+	names, err := c.c.Keeper.Names(ctx, prefix+d.Hex()+"/")
+	if err != nil {
+		return false, err
+	}
+	is, err := data.Stat()
+	if err != nil {
+		return false, dsec.E(dsec.Internal, "open layer", string(d), err)
+	}
+	for _, n := range names {
+		name, ok := strings.CutSuffix(n, dataName)
+		if !ok {
+			continue
+		}
+		kept, err := c.c.Keeper.Get(ctx, n)
+		if err != nil {
+			return false, err
+		}
+		was, err := kept.Stat()
+		_ = kept.Close() // only looked at
+		if err != nil {
+			return false, dsec.E(dsec.Internal, "open layer", string(d), err)
+		}
+		if os.SameFile(was, is) {
+			return true, nil
+		}
+		if err := c.endEvents(ctx, name, d); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
 }
 
 // group is the group of this machine, made once. It is held here as long as the
@@ -361,14 +362,6 @@ func (c *Client) unmark(d layer.Digest) error {
 		c.drop(c.ctx, name)
 	}
 	return nil
-}
-
-// forget drops a session whose last user is gone, and the layer with the last.
-func (c *Client) forget(name string, d layer.Digest) {
-	c.drop(c.ctx, name)
-	if _, err := c.ask(c.ctx, frame{Op: opLet, Digest: d}); err != nil && dsec.ClassOf(err) != dsec.IllegalState && c.ctx.Err() == nil {
-		c.c.Log.Warn("let go of layer", "layer", d, "err", err)
-	}
 }
 
 func (c *Client) drop(ctx context.Context, name string) {

@@ -62,6 +62,10 @@ def test_a_directory_becomes_a_layer_at_a_place(client: Client, server: Server, 
             client.layers.trace("py-repo:0")
         with pytest.raises(NotFound):
             client.layers.repack("py-repo:0", "py-repo:2")
+        with pytest.raises(NotFound):
+            client.layers.evict("py-repo:0")
+        assert client.layers.evict("py-repo:1") == 0  # small: it is fetched whole
+        assert all(d.here <= d.chunks for d in client.layers.on_demand())
     finally:
         client.layers.remove("py-repo:1")
 

@@ -18,7 +18,7 @@ from libdsec import _frames as frames
 from libdsec import _transport as transport
 from libdsec import _wire as w
 from libdsec import errors
-from libdsec.types import LayerTrace, Output, Result, Spec, TracedFile, Usage, parse_size
+from libdsec.types import LayerDemand, LayerTrace, Output, Result, Spec, TracedFile, Usage, parse_size
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -131,6 +131,13 @@ def test_importing_does_nothing() -> None:
 def test_a_key_is_not_shown() -> None:
     assert "secret" not in repr(endpoint.Endpoint.at("http://x", "secret"))
     assert "secret" not in repr(libdsec.Client("http://x", "secret"))
+
+
+def test_a_layer_on_demand_from_the_wire() -> None:
+    d = LayerDemand.from_wire({"digest": "sha256:0", "tags": ["a:1"], "data_size": "40", "chunks": "4", "here": "1",
+                               "touched": "-1", "served": True, "requests": "2", "fetched": "3", "plain": "5", "stalls": "6",
+                               "stalled": 1.5, "failures": "7", "last_failure": "gone"})
+    assert d == LayerDemand("sha256:0", ("a:1",), 40, 4, 1, -1, True, 2, 3, 5, 6, 1.5, 7, "gone")
 
 
 def test_a_trace_from_the_wire() -> None:

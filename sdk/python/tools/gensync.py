@@ -46,8 +46,8 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
-from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerTrace, Merged, Node, OnLimit, Packed,
-                    Result, SandboxInfo, Scrub, Size, Spec, Stats)
+from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
+                    Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

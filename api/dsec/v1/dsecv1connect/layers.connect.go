@@ -55,6 +55,10 @@ const (
 	LayersTraceProcedure = "/dsec.v1.Layers/Trace"
 	// LayersRepackProcedure is the fully-qualified name of the Layers's Repack RPC.
 	LayersRepackProcedure = "/dsec.v1.Layers/Repack"
+	// LayersEvictProcedure is the fully-qualified name of the Layers's Evict RPC.
+	LayersEvictProcedure = "/dsec.v1.Layers/Evict"
+	// LayersOnDemandProcedure is the fully-qualified name of the Layers's OnDemand RPC.
+	LayersOnDemandProcedure = "/dsec.v1.Layers/OnDemand"
 )
 
 // LayersClient is a client for the dsec.v1.Layers service.
@@ -83,6 +87,12 @@ type LayersClient interface {
 	// Repack makes a layer with the same tree whose data are in the order of the
 	// trace of this one. No tag but the one that is given moves.
 	Repack(context.Context, *v1.RepackRequest) (*connect.ServerStreamForClient[v1.ImportResponse], error)
+	// Evict gives back the room that the data of a layer, or of the layers of an
+	// image, take on a node; they come again, on demand. Refused while a sandbox
+	// has the layer.
+	Evict(context.Context, *v1.EvictRequest) (*v1.EvictResponse, error)
+	// OnDemand tells what has come of the layers that the caller sees.
+	OnDemand(context.Context, *v1.OnDemandRequest) (*v1.OnDemandResponse, error)
 }
 
 // NewLayersClient constructs a client for the dsec.v1.Layers service. By default, it uses the
@@ -162,6 +172,18 @@ func NewLayersClient(httpClient connect.HTTPClient, baseURL string, opts ...conn
 			connect.WithSchema(layersMethods.ByName("Repack")),
 			connect.WithClientOptions(opts...),
 		),
+		evict: connect.NewClient[v1.EvictRequest, v1.EvictResponse](
+			httpClient,
+			baseURL+LayersEvictProcedure,
+			connect.WithSchema(layersMethods.ByName("Evict")),
+			connect.WithClientOptions(opts...),
+		),
+		onDemand: connect.NewClient[v1.OnDemandRequest, v1.OnDemandResponse](
+			httpClient,
+			baseURL+LayersOnDemandProcedure,
+			connect.WithSchema(layersMethods.ByName("OnDemand")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -178,6 +200,8 @@ type layersClient struct {
 	merge          *connect.Client[v1.MergeRequest, v1.MergeResponse]
 	trace          *connect.Client[v1.LayerTraceRequest, v1.LayerTraceResponse]
 	repack         *connect.Client[v1.RepackRequest, v1.ImportResponse]
+	evict          *connect.Client[v1.EvictRequest, v1.EvictResponse]
+	onDemand       *connect.Client[v1.OnDemandRequest, v1.OnDemandResponse]
 }
 
 // Import calls dsec.v1.Layers.Import.
@@ -263,6 +287,24 @@ func (c *layersClient) Repack(ctx context.Context, req *v1.RepackRequest) (*conn
 	return c.repack.CallServerStream(ctx, connect.NewRequest(req))
 }
 
+// Evict calls dsec.v1.Layers.Evict.
+func (c *layersClient) Evict(ctx context.Context, req *v1.EvictRequest) (*v1.EvictResponse, error) {
+	response, err := c.evict.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// OnDemand calls dsec.v1.Layers.OnDemand.
+func (c *layersClient) OnDemand(ctx context.Context, req *v1.OnDemandRequest) (*v1.OnDemandResponse, error) {
+	response, err := c.onDemand.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // LayersHandler is an implementation of the dsec.v1.Layers service.
 type LayersHandler interface {
 	// Import makes a layer of an image: an OCI reference, or a path on the
@@ -289,6 +331,12 @@ type LayersHandler interface {
 	// Repack makes a layer with the same tree whose data are in the order of the
 	// trace of this one. No tag but the one that is given moves.
 	Repack(context.Context, *v1.RepackRequest, *connect.ServerStream[v1.ImportResponse]) error
+	// Evict gives back the room that the data of a layer, or of the layers of an
+	// image, take on a node; they come again, on demand. Refused while a sandbox
+	// has the layer.
+	Evict(context.Context, *v1.EvictRequest) (*v1.EvictResponse, error)
+	// OnDemand tells what has come of the layers that the caller sees.
+	OnDemand(context.Context, *v1.OnDemandRequest) (*v1.OnDemandResponse, error)
 }
 
 // NewLayersHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -364,6 +412,18 @@ func NewLayersHandler(svc LayersHandler, opts ...connect.HandlerOption) (string,
 		connect.WithSchema(layersMethods.ByName("Repack")),
 		connect.WithHandlerOptions(opts...),
 	)
+	layersEvictHandler := connect.NewUnaryHandlerSimple(
+		LayersEvictProcedure,
+		svc.Evict,
+		connect.WithSchema(layersMethods.ByName("Evict")),
+		connect.WithHandlerOptions(opts...),
+	)
+	layersOnDemandHandler := connect.NewUnaryHandlerSimple(
+		LayersOnDemandProcedure,
+		svc.OnDemand,
+		connect.WithSchema(layersMethods.ByName("OnDemand")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.Layers/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case LayersImportProcedure:
@@ -388,6 +448,10 @@ func NewLayersHandler(svc LayersHandler, opts ...connect.HandlerOption) (string,
 			layersTraceHandler.ServeHTTP(w, r)
 		case LayersRepackProcedure:
 			layersRepackHandler.ServeHTTP(w, r)
+		case LayersEvictProcedure:
+			layersEvictHandler.ServeHTTP(w, r)
+		case LayersOnDemandProcedure:
+			layersOnDemandHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -439,4 +503,12 @@ func (UnimplementedLayersHandler) Trace(context.Context, *v1.LayerTraceRequest) 
 
 func (UnimplementedLayersHandler) Repack(context.Context, *v1.RepackRequest, *connect.ServerStream[v1.ImportResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Repack is not implemented"))
+}
+
+func (UnimplementedLayersHandler) Evict(context.Context, *v1.EvictRequest) (*v1.EvictResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.Evict is not implemented"))
+}
+
+func (UnimplementedLayersHandler) OnDemand(context.Context, *v1.OnDemandRequest) (*v1.OnDemandResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Layers.OnDemand is not implemented"))
 }

@@ -12,7 +12,7 @@ from . import _wire as w
 from ._transport import new_key
 from ._wire import Json
 from .errors import Internal
-from .types import Layer, LayerTrace, Progress
+from .types import Layer, LayerDemand, LayerTrace, Progress
 
 if TYPE_CHECKING:
     from ._client import AsyncClient
@@ -89,6 +89,18 @@ class AsyncLayers:
     async def repack(self, ref: str, tag: str = "", *, progress: OnProgress | None = None) -> Layer:
         """Makes a layer of the same files, its data in the order of the trace; ``tag`` points to it then."""
         return await self._job("Layers/Repack", w.drop_empty({"ref": ref, "tag": tag, "call_id": new_key()}), progress)
+
+    async def evict(self, ref: str) -> int:
+        """Gives back the room that the data of a layer, or of the layers of an image, take on the machine.
+
+        They come again, on demand. IllegalState while a sandbox has it. Returns the bytes that became free.
+        """
+        return w.integer(await self._client._call("Layers/Evict", {"ref": ref, "call_id": new_key()}), "freed")
+
+    async def on_demand(self) -> builtins.list[LayerDemand]:
+        """What has come of the layers that are mounted or not all here."""
+        answer = await self._client._call("Layers/OnDemand", {})
+        return [LayerDemand.from_wire(m) for m in w.messages(answer, "layers")]
 
     async def remove(self, ref: str) -> bool:
         """Drops a tag, or a layer that no sandbox and no tag uses. False if there was none."""

@@ -22,8 +22,8 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
-from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerTrace, Merged, Node, OnLimit, Packed,
-                    Result, SandboxInfo, Scrub, Size, Spec, Stats)
+from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
+                    Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -644,6 +644,17 @@ class Layers:
     def repack(self, ref: str, tag: str='', *, progress: OnProgress | None=None) -> Layer:
         """Makes a layer of the same files, its data in the order of the trace; ``tag`` points to it then."""
         return self._portal.run(self._core.repack(ref, tag, progress=progress))
+
+    def evict(self, ref: str) -> int:
+        """Gives back the room that the data of a layer, or of the layers of an image, take on the machine.
+
+        They come again, on demand. IllegalState while a sandbox has it. Returns the bytes that became free.
+        """
+        return self._portal.run(self._core.evict(ref))
+
+    def on_demand(self) -> builtins.list[LayerDemand]:
+        """What has come of the layers that are mounted or not all here."""
+        return self._portal.run(self._core.on_demand())
 
     def remove(self, ref: str) -> bool:
         """Drops a tag, or a layer that no sandbox and no tag uses. False if there was none."""

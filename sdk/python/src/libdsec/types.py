@@ -17,9 +17,9 @@ from ._wire import Json
 
 __all__ = [
     "Artifact", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
-    "Kept", "Layer", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result", "SandboxInfo",
-    "SandboxResult", "SandboxUsage", "Scrub", "ScrubReport", "Spec", "StackLayer", "Stats", "Step", "TracedFile", "Usage",
-    "parse_duration", "parse_size",
+    "Kept", "Layer", "LayerDemand", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result",
+    "SandboxInfo", "SandboxResult", "SandboxUsage", "Scrub", "ScrubReport", "Spec", "StackLayer", "Stats", "Step",
+    "TracedFile", "Usage", "parse_duration", "parse_size",
 ]
 
 Size = int | str
@@ -705,6 +705,39 @@ class LayerTrace:
                                  w.integer(f, "expected"), w.integer(f, "count")) for f in w.messages(m, "files"))
         return cls(w.string(m, "digest"), w.integer(m, "data_size"), w.integer(m, "touched"), w.integer(m, "expected"),
                    w.number(m, "window"), w.integer(m, "recordings"), files, w.integer(m, "more"))
+
+
+@dataclass(frozen=True)
+class LayerDemand:
+    """What has come of a layer that is mounted or not all here.
+
+    ``here`` of ``chunks`` are on the machine, ``touched`` bytes in the page cache of its mount (-1: it is not mounted).
+    ``requests`` brought ``fetched`` bytes from object storage, which became ``plain``; ``stalls`` reads waited for them,
+    ``stalled`` seconds added. Counts begin anew when nobody has the layer mounted any more. ``served``: reads of what
+    is not here are answered.
+    """
+
+    digest: str
+    tags: tuple[str, ...]
+    data_size: int
+    chunks: int
+    here: int
+    touched: int
+    served: bool
+    requests: int
+    fetched: int
+    plain: int
+    stalls: int
+    stalled: float
+    failures: int
+    last_failure: str
+
+    @classmethod
+    def from_wire(cls, m: Json) -> LayerDemand:
+        return cls(w.string(m, "digest"), tuple(w.strings(m, "tags")), w.integer(m, "data_size"), w.integer(m, "chunks"),
+                   w.integer(m, "here"), w.integer(m, "touched"), w.boolean(m, "served"), w.integer(m, "requests"),
+                   w.integer(m, "fetched"), w.integer(m, "plain"), w.integer(m, "stalls"), w.number(m, "stalled"),
+                   w.integer(m, "failures"), w.string(m, "last_failure"))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,66 @@
+package rootfs
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/layer"
+)
+
+// EvictLayer unmounts one layer that nobody uses, at once; IllegalState if
+// somebody does. One that is not mounted is no error.
+func (m *Mounts) EvictLayer(ctx context.Context, d layer.Digest) error {
+	const op = "unmount layer"
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []*mounted
+	for _, e := range slices.AppendSeq(slices.Collect(maps.Values(m.mounts)), maps.Keys(m.old)) {
+		if e.digest == d {
+			all = append(all, e)
+		}
+	}
+	var errs []error
+	for _, e := range all {
+		gone, err := m.evictLocked(ctx, e, 0)
+		if !gone {
+			errs = append(errs, dsec.Errorf(dsec.IllegalState, op, string(d), "%d use it", e.users))
+			continue
+		}
+		errs = append(errs, err)
+		delete(m.old, e)
+		if m.mounts[d] == e {
+			delete(m.mounts, d)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Mounted returns a new descriptor of the root of the mount that new users of a
+// layer get, or nil if it is not mounted.
+func (m *Mounts) Mounted(d layer.Digest) (*os.File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.mounts[d]
+	if e == nil {
+		return nil, nil
+	}
+	select {
+	case <-e.ready:
+	default:
+		return nil, nil
+	}
+	if e.file == nil {
+		return nil, nil
+	}
+	fd, err := unix.FcntlInt(e.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "open mount of layer", string(d), err)
+	}
+	return os.NewFile(uintptr(fd), e.name), nil
+}
