@@ -11,26 +11,42 @@ import (
 )
 
 // What the loader tells of layers comes while the agent is still opening, too:
-// it waits until there is somebody to tell.
+// it waits until there is somebody to tell, or, if that fails, for the loader's
+// client to be closed.
+
+func (a *agent) isOpen(ctx context.Context) bool {
+	select {
+	case <-a.opened:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
 
 // promote makes a layer plain files whose data have all come.
-func (a *agent) promote(d layer.Digest) {
-	<-a.opened
+func (a *agent) promote(ctx context.Context, d layer.Digest) {
+	if !a.isOpen(ctx) {
+		return
+	}
 	if err := a.store.Promote(d); err != nil {
 		slog.Error("complete layer", "layer", d, "err", err)
 	}
 }
 
 // noteFailure tells the sandboxes that a failed read may have reached.
-func (a *agent) noteFailure(d layer.Digest, err error) {
-	<-a.opened
+func (a *agent) noteFailure(ctx context.Context, d layer.Digest, err error) {
+	if !a.isOpen(ctx) {
+		return
+	}
 	slog.Warn("a read of a layer was an error", "layer", d, "err", err)
 	a.node.LayerFailed(d, err)
 }
 
 // ahead is what others read first of a layer.
 func (a *agent) ahead(ctx context.Context, d layer.Digest) []layer.Range {
-	<-a.opened
+	if !a.isOpen(ctx) {
+		return nil
+	}
 	t, err := a.store.Trace(ctx, d)
 	if err != nil {
 		if dsec.ClassOf(err) != dsec.NotFound && ctx.Err() == nil {
@@ -46,7 +62,9 @@ const traceWindow = 2 * time.Minute
 
 // record adds to the trace of a layer.
 func (a *agent) record(ctx context.Context, d layer.Digest, ranges []layer.Range) {
-	<-a.opened
+	if !a.isOpen(ctx) {
+		return
+	}
 	if err := a.store.RecordTrace(ctx, d, store.Recording{Window: traceWindow, Ranges: ranges, Ordered: true}); err != nil && ctx.Err() == nil {
 		slog.Warn("record trace", "layer", d, "err", err)
 	}

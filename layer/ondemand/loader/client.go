@@ -26,8 +26,8 @@ type Config struct {
 
 	// Whole is called when all data of a layer are here, durably; Failed when
 	// a read of one was answered with an error. They may be called concurrently.
-	Whole  func(layer.Digest)
-	Failed func(layer.Digest, error)
+	Whole  func(context.Context, layer.Digest)
+	Failed func(context.Context, layer.Digest, error)
 
 	// Order is what to bring of a layer that is about to be read, before it is
 	// asked for; Read is called with what was read first, some time after a
@@ -179,11 +179,11 @@ func (c *Client) told(f frame) {
 			return
 		}
 		if c.c.Whole != nil {
-			c.c.Whole(f.Digest)
+			c.c.Whole(c.ctx, f.Digest)
 		}
 	case opTrouble:
 		if c.c.Failed != nil {
-			c.c.Failed(f.Digest, f.err())
+			c.c.Failed(c.ctx, f.Digest, f.err())
 		}
 	case opEnded:
 		c.Note(f.Digest)

@@ -125,7 +125,7 @@ func newWorld(t *testing.T, mechanism string) *world {
 	w.lis, err = l.File()
 	must(t, errors.Join(err, l.Close()))
 	w.client, err = Open(ctx, Config{Socket: w.socket, Layers: filepath.Join(dir, "second", "layers"), Keeper: w.shelf, Mechanism: mechanism,
-		Whole: func(d layer.Digest) { w.whole <- d }})
+		Whole: func(_ context.Context, d layer.Digest) { w.whole <- d }})
 	must(t, err)
 	t.Cleanup(func() {
 		must(t, errors.Join(w.client.Close(), w.store.Close(), w.lis.Close(), w.blobs.Close()))
