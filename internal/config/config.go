@@ -54,6 +54,7 @@ type Node struct {
 	KeepRecords   int      `yaml:"keep_records"`   // days
 	RecordBytes   string   `yaml:"record_bytes"`   // most bytes of records
 	OnDemand      string   `yaml:"on_demand"`      // how reads of what is not here are seen: "fuse", "pre-content"; "off": layers are fetched whole
+	LayerCache    string   `yaml:"layer_cache"`    // what data of layers may take here before those nobody uses go: "200GiB", or "50%" of the file system
 	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
 }
 
@@ -77,7 +78,7 @@ func Default() Config {
 		Run:      "/run/dsec",
 		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
 			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB",
-			OnDemand: "fuse", LoaderUID: 61441},
+			OnDemand: "fuse", LayerCache: "50%", LoaderUID: 61441},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}
 }
@@ -171,6 +172,9 @@ func (c *Config) Validate() error {
 	}
 	if _, err := Bytes(n.RecordBytes, 1); err != nil {
 		return bad("node.record_bytes", "%w", err)
+	}
+	if _, err := Bytes(n.LayerCache, 1); err != nil {
+		return bad("node.layer_cache", "%w", err)
 	}
 	if !slices.Contains([]string{"fuse", "pre-content", "off"}, n.OnDemand) {
 		return bad("node.on_demand", "%s: want fuse, pre-content or off", dsec.Quote(n.OnDemand))

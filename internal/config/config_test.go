@@ -58,6 +58,9 @@ func TestWrongValuesNameTheirField(t *testing.T) {
 		"gateway.listen":    func(c *Config) { c.Gateway.Listen = "0.0.0.0:80" },
 		"gateway.uid":       func(c *Config) { c.Gateway.UID = 0 },
 		"node.record_bytes": func(c *Config) { c.Node.RecordBytes = "1XB" },
+		"node.layer_cache":  func(c *Config) { c.Node.LayerCache = "much" },
+		"node.on_demand":    func(c *Config) { c.Node.OnDemand = "yes" },
+		"node.loader_uid":   func(c *Config) { c.Node.LoaderUID = 0 },
 	} {
 		c := Default()
 		spoil(&c)

@@ -232,3 +232,46 @@ func TestKillWhileEvicting(t *testing.T) {
 		checkStore(t, filepath.Join(dir, "store"))
 	}
 }
+
+// TestTrim: the layers used longest ago give their room back first, those that are
+// leased never, and no more than is needed.
+func TestTrim(t *testing.T) {
+	ctx, blobs := t.Context(), openBucket(t, t.TempDir())
+	s := openStore(t, t.TempDir(), Options{Blobs: blobs, OnDemand: true, Small: 1})
+	var digests []layer.Digest
+	for i := range 4 {
+		noise := make([]byte, 2<<20)
+		_, _ = rand.NewChaCha8([32]byte{byte(i)}).Read(noise)
+		info, err := s.Import(ctx, tree(t, map[string]string{"a": string(noise)}), fmt.Sprint("t", i), image.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		when := time.Now().Add(time.Duration(i-10) * time.Minute)
+		if err := os.Chtimes(s.path("layers", info.Digest.Hex()), when, when); err != nil {
+			t.Fatal(err)
+		}
+		digests = append(digests, info.Digest)
+	}
+	if _, err := s.Acquire(ctx, "sb", []dsec.LayerRef{"t0"}); err != nil {
+		t.Fatal(err)
+	}
+	room := func() (out [4]bool) { // which still take room
+		for i, d := range digests {
+			n, err := s.onDisk(d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[i] = n > 0
+		}
+		return out
+	}
+	if freed, err := s.Trim(ctx, 1<<30, nobody); freed != 0 || err != nil || room() != [4]bool{true, true, true, true} {
+		t.Errorf("there was room: %d, %v, %v", freed, err, room())
+	}
+	if freed, err := s.Trim(ctx, 5<<20, nobody); freed < 4<<20 || err != nil || room() != [4]bool{true, false, false, true} {
+		t.Errorf("to 5 MiB: %d, %v, %v", freed, err, room())
+	}
+	if freed, err := s.Trim(ctx, 0, nobody); freed < 2<<20 || err != nil || room() != [4]bool{true, false, false, false} {
+		t.Errorf("to nothing: %d, %v, %v", freed, err, room())
+	}
+}

@@ -5,6 +5,9 @@ import (
 	"log/slog"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/config"
 	"github.com/opendsec/dsec/layer/store"
 )
 
@@ -17,6 +20,44 @@ const (
 
 // collecting removes unused layers until stop is called, which waits for it.
 func collecting(s *store.Store, every time.Duration, log *slog.Logger) (stop func()) {
+	return repeating(every, func(ctx context.Context) {
+		gone, err := s.Collect(ctx, false)
+		for _, l := range gone {
+			log.Info("layer removed: it has no tag and was not used", "digest", l.Digest, "source", l.Source)
+		}
+		if err != nil && ctx.Err() == nil {
+			log.Warn("remove unused layers", "err", err)
+		}
+	})
+}
+
+const trimEvery = time.Minute
+
+// trim keeps the data of layers within what they may take of this machine.
+func (a *agent) trim(ctx context.Context, s *settings, log *slog.Logger) {
+	if s.Node.OnDemand == "off" { // what is not here whole cannot be used
+		return
+	}
+	var st unix.Statfs_t
+	err := unix.Statfs(s.layerDir(), &st)
+	var most int64
+	if err == nil {
+		most, err = config.Bytes(s.Node.LayerCache, int64(st.Blocks)*st.Bsize)
+	}
+	var freed int64
+	if err == nil {
+		freed, err = a.store.Trim(ctx, most, a.layers.demand.letGo)
+	}
+	if freed > 0 {
+		log.Info("data of unused layers given back: they come again on demand", "bytes", freed)
+	}
+	if err != nil && ctx.Err() == nil {
+		log.Warn("keep the data of layers within node.layer_cache", "err", err)
+	}
+}
+
+// repeating does something now and then until stop is called, which waits for it.
+func repeating(every time.Duration, what func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -26,15 +67,9 @@ func collecting(s *store.Store, every time.Duration, log *slog.Logger) (stop fun
 		for {
 			select {
 			case <-t.C:
+				what(ctx)
 			case <-ctx.Done():
 				return
-			}
-			gone, err := s.Collect(ctx, false)
-			for _, l := range gone {
-				log.Info("layer removed: it has no tag and was not used", "digest", l.Digest, "source", l.Source)
-			}
-			if err != nil && ctx.Err() == nil {
-				log.Warn("remove unused layers", "err", err)
 			}
 		}
 	}()
