@@ -96,7 +96,6 @@ func TestWrongRequestsAreTheCallers(t *testing.T) {
 				s.Layers = append(s.Layers, "box")
 			}
 		},
-		"one layer by two names": func(s *dsec.Spec) { s.Layers = []dsec.LayerRef{dsec.LayerRef(digest.Digest)} },
 	} {
 		s := dsec.Spec{Tier: dsec.TierContainer, Image: "box"}
 		change(&s)
@@ -113,7 +112,8 @@ func TestWrongRequestsAreTheCallers(t *testing.T) {
 			t.Errorf("blamed on the platform: %+v", sb.Result)
 		}
 	}
-	id := h.create(nil)
+	// One layer by two names is stacked once, where it is topmost.
+	id := h.create(func(s *dsec.Spec) { s.Layers = []dsec.LayerRef{dsec.LayerRef(digest.Digest)} })
 	for what, s := range map[string]process.Spec{
 		"argv": {Argv: []string{"echo", "a\x00b"}}, "env": {Argv: []string{"env"}, Env: map[string]string{"A": "a\x00b"}},
 		"cwd": {Argv: []string{"pwd"}, Cwd: "/\x00"}, "user": {Argv: []string{"id"}, User: "root\x00x"},
