@@ -85,18 +85,20 @@ func (c *Client) Leave(ctx context.Context, d layer.Digest) error {
 	}
 }
 
-// leave ends the sessions by events, which do not end by themselves.
+// leave ends the sessions by events, which do not end by themselves: of a layer
+// that has become whole the Keeper has none any more, the loader still has.
 func (c *Client) leave(ctx context.Context, d layer.Digest, names []string) error {
 	c.marking.Lock()
 	defer c.marking.Unlock()
+	if err := c.let(ctx, frame{Op: opLet, Digest: d, Events: true}); err != nil {
+		return err
+	}
 	for _, n := range names {
 		if name, ok := strings.CutSuffix(n, dataName); ok {
-			if err := c.endEvents(ctx, name, d); err != nil {
-				return err
-			}
+			c.drop(ctx, name)
 		}
 	}
-	return c.let(ctx, frame{Op: opLet, Digest: d})
+	return nil
 }
 
 // endEvents ends a session by events. The file stays marked: if anybody reads it
