@@ -26,7 +26,7 @@ func (c *Client) life(d layer.Digest) *life {
 func (c *Client) accompany(d layer.Digest, now *life) {
 	if c.c.Order != nil {
 		if ranges := c.c.Order(c.ctx, d); len(ranges) > 0 {
-			if err := c.Fetch(c.ctx, d, ranges); err != nil && c.ctx.Err() == nil {
+			if err := c.Fetch(c.ctx, d, ranges); err != nil && dsec.ClassOf(err) != dsec.Canceled { // it was let go
 				c.c.Log.Warn("fetch ahead", "layer", d, "err", err)
 			}
 		}
