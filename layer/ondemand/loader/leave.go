@@ -90,13 +90,25 @@ func (c *Client) Leave(ctx context.Context, d layer.Digest) error {
 func (c *Client) leave(ctx context.Context, d layer.Digest, names []string) error {
 	c.marking.Lock()
 	defer c.marking.Unlock()
+	served, err := c.Status(ctx)
+	if err != nil {
+		return err
+	}
+	whole := slices.ContainsFunc(served, func(s Status) bool { return s.Digest == d && s.Here == s.Chunks })
 	if err := c.let(ctx, frame{Op: opLet, Digest: d, Events: true}); err != nil {
 		return err
 	}
 	for _, n := range names {
-		if name, ok := strings.CutSuffix(n, dataName); ok {
-			c.drop(ctx, name)
+		name, ok := strings.CutSuffix(n, dataName)
+		if !ok {
+			continue
 		}
+		if whole { // it may be that nobody has come to it: the loader tells so now
+			if err := c.unmarkKept(ctx, n); err != nil {
+				return err
+			}
+		}
+		c.drop(ctx, name)
 	}
 	return nil
 }
