@@ -6,8 +6,9 @@
 Gives the layers back to object storage, creates N sandboxes in one burst, runs a
 software-engineering rollout in each, a few of which hang, flood their output or
 exhaust their memory on purpose; gives the layers back again and runs a few more,
-for which what the first ones read is brought ahead. Prints what happened, and
-exits with 1 if anything was not as expected.
+for which what the first ones read is brought ahead; and once more with the base
+repacked in the order in which it is read. Prints what happened, and exits with 1
+if anything was not as expected.
 """
 
 from __future__ import annotations
@@ -186,8 +187,9 @@ async def give_back(client: AsyncClient, layers: list[Layer]) -> None:
 
 async def measure(client: AsyncClient, report: Report) -> None:
     """What of the layers that were not here was touched and fetched, while they are still mounted."""
+    ours = {part.digest for layer in report.layers for part in layer.layers or (layer,)}
     for layer in await client.layers.on_demand():
-        if layer.served:
+        if layer.served and layer.digest in ours:
             r = report.reads
             report.reads = Reads(r.data + layer.data_size, r.touched + max(0, layer.touched), r.requests + layer.requests,
                                  r.fetched + layer.fetched, r.plain + layer.plain, r.stalls + layer.stalls,
@@ -206,18 +208,23 @@ async def run_round(client: AsyncClient, args: argparse.Namespace, kinds: list[s
             report.wrong.append(f"{report.kinds[kind]} of {kinds.count(kind)} rollouts of kind {kind} have ended")
 
 
-async def demo(args: argparse.Namespace) -> tuple[Report, Report]:
+async def demo(args: argparse.Namespace) -> list[Report]:
     async with AsyncClient(args.socket or None) as client:
         layers = [await client.layers.inspect(ref) for ref in (args.base, args.workspace, args.toolkit)]
-        report, second = Report(args.n, layers), Report(args.again, layers)
+        report = Report(args.n, layers)
         await check_task(client, args, report)
         await create_alone(client, args, report)
         await run_round(client, args, plan(args.n, args.odd if args.odd >= 0 else max(1, args.n // 50)), report)
-        await run_round(client, args, plan(args.again, 0), second)
+        reports = [report, Report(args.again, layers)]
+        await run_round(client, args, plan(args.again, 0), reports[-1])
+        if not layers[0].layers:  # of an image of several layers each would be repacked
+            args.base = (await client.layers.repack(args.base)).digest
+            reports.append(Report(args.again, [await client.layers.inspect(args.base), *layers[1:]]))
+            await run_round(client, args, plan(args.again, 0), reports[-1])
         left = await client.list(labels=LABEL)
         if left:
             report.wrong.append(f"{len(left)} sandboxes are left")
-    return report, second
+    return reports
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -235,10 +242,10 @@ def read_rows(name: str, r: Reads) -> list[tuple[str, str]]:
 
     return [(name, f"touched {mib(r.touched)} of {mib(r.data)} ({100 * r.touched / max(r.data, 1):.1f} %)"),
             ("", f"fetched {mib(r.plain)} ({mib(r.fetched)} compressed): {r.plain / max(r.touched, 1):.2f} × touched"),
-            ("", f"{r.requests} requests; {r.stalls} reads waited, {r.stalled:.2f} s in all")]
+            ("", f"{r.requests} requests; reads that waited: {r.stalls}, {r.stalled:.2f} s in all")]
 
 
-def table(report: Report, second: Report) -> list[tuple[str, str]]:
+def table(report: Report, more: list[Report]) -> list[tuple[str, str]]:
     made = len(report.burst)
     rows = [("sandboxes", f"{made} of {report.n}"),
             ("creates", f"{made / report.created_in:.0f}/s" if report.created_in else "none"),
@@ -248,20 +255,23 @@ def table(report: Report, second: Report) -> list[tuple[str, str]]:
             ("host memory", f"{report.memory / 2**20:.2f} MiB for each live sandbox" if report.memory > 0 else
              "not measured: the rest of this machine gave back more meanwhile")]
     rows += read_rows("layers, on demand", report.reads)
-    rows += read_rows(f"again {second.n}, with a trace", second.reads)
-    for i, ((kind, outcome, cause), count) in enumerate(sorted((report.causes + second.causes).items(), key=lambda c: -c[1])):
+    causes = report.causes.copy()
+    for r, how in zip(more, ("with a trace", "repacked")):
+        rows += read_rows(f"{r.n} more, {how}", r.reads)
+        causes += r.causes
+    for i, ((kind, outcome, cause), count) in enumerate(sorted(causes.items(), key=lambda c: -c[1])):
         rows.append(("outcome, cause" if i == 0 else "", f"{count:>4} × {outcome}, {cause} ({kind})"))
     return rows
 
 
-def show(report: Report, second: Report) -> None:
-    rows = table(report, second)
+def show(reports: list[Report]) -> None:
+    rows = table(reports[0], reports[1:])
     width = max(len(value) for _, value in rows)
     print(f"┌{'─' * 26}┬{'─' * (width + 2)}┐")
     for name, value in rows:
         print(f"│ {name:<24} │ {value:<{width}} │")
     print(f"└{'─' * 26}┴{'─' * (width + 2)}┘")
-    wrong = report.wrong + second.wrong
+    wrong = [line for r in reports for line in r.wrong]
     for line in wrong[:20]:
         print(f"not as expected: {line}", file=sys.stderr)
     if len(wrong) > 20:
@@ -275,16 +285,16 @@ def main() -> int:
     p.add_argument("--workspace", required=True, help="… of the workspace, placed at /repo")
     p.add_argument("--toolkit", required=True, help="… of the harness, placed at /opt/harness")
     p.add_argument("--n", type=int, default=200, help="sandboxes (default 200)")
-    p.add_argument("--again", type=int, default=20, help="sandboxes of the second round (default 20)")
+    p.add_argument("--again", type=int, default=20, help="sandboxes of each later round (default 20)")
     p.add_argument("--odd", type=int, default=-1, help="rollouts of each bad kind (default n/50, at least 1)")
     p.add_argument("--concurrency", type=int, default=4 * (os.cpu_count() or 1), help="rollouts at the same time")
     p.add_argument("--memory", default="256MiB", help="memory limit of a sandbox")
     args = p.parse_args()
     if args.n < 1 or args.again < 1:
         p.error("--n and --again must be at least 1")
-    report, second = asyncio.run(demo(args))
-    show(report, second)
-    return 1 if report.wrong or second.wrong else 0
+    reports = asyncio.run(demo(args))
+    show(reports)
+    return 1 if any(r.wrong for r in reports) else 0
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ func (l *Layer) take(from, to int, demand bool) []*flight {
 	if demand && !l.closed {
 		// What is near is wanted next more often than not, and comes with the same request.
 		near := sort.Search(len(l.offs), func(i int) bool { return l.offs[i] >= l.offs[to]+nearBytes })
-		for i := to; len(mine) > 0 && i < min(near, len(l.parts.Index.Chunks)); i++ {
+		for i := to; len(mine) > 0 && !l.ahead.expects(from, to) && i < min(near, len(l.parts.Index.Chunks)); i++ {
 			if !l.parts.Present.Has(i) && l.flights[i] == nil {
 				begin(i)
 				mine = append(mine, i)

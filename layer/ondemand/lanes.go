@@ -59,6 +59,27 @@ func (l *Lanes) enter(ctx context.Context, urgent <-chan struct{}) (leave func()
 type readahead struct {
 	streams [8]stream
 	turn    int
+	known   []uint64 // a bit for each chunk: it is brought anyway
+}
+
+// expect notes that chunks are brought because they are known to be read. That
+// they are says nothing of what lies behind them.
+func (r *readahead) expect(from, to, of int) {
+	if r.known == nil {
+		r.known = make([]uint64, (of+63)/64)
+	}
+	for i := from; i < to; i++ {
+		r.known[i/64] |= 1 << (i % 64)
+	}
+}
+
+func (r *readahead) expects(from, to int) bool {
+	for i := from; i < to; i++ {
+		if r.known == nil || r.known[i/64]&(1<<(i%64)) == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 type stream struct {
@@ -70,7 +91,7 @@ type stream struct {
 // next are the chunks to fetch behind a read of [from, to).
 func (r *readahead) next(from, to int, offs []int64) iter.Seq[int] {
 	return func(yield func(int) bool) {
-		if from >= to {
+		if from >= to || r.expects(from, to) {
 			return
 		}
 		s := r.find(from, to)

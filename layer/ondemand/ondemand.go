@@ -251,12 +251,19 @@ func (l *Layer) Fill(ctx context.Context) error {
 }
 
 // Prefetch fetches the ranges in their order, behind whatever readers wait for.
+// Readers of them are not run ahead of: what is read is known.
 func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
 	const atOnce = 64 // chunks asked for and not here yet
 	if !l.enter() {
 		return l.gone("prefetch layer")
 	}
 	defer l.leave()
+	l.mu.Lock()
+	for _, r := range ranges {
+		from, to := layer.Span(l.offs, r.Off, r.Len)
+		l.ahead.expect(from, to, len(l.parts.Index.Chunks))
+	}
+	l.mu.Unlock()
 	var under []*flight
 	for _, r := range ranges {
 		from, to := layer.Span(l.offs, r.Off, r.Len)

@@ -124,6 +124,34 @@ func TestForwardReadersAreRunAheadOf(t *testing.T) {
 	}
 }
 
+// TestReadersOfWhatIsExpectedAreNotRunAheadOf: nor is more fetched for one that
+// comes before it.
+func TestReadersOfWhatIsExpectedAreNotRunAheadOf(t *testing.T) {
+	o := newOrigin(t, 0, noise(64, 50_000)...)
+	l := o.open(t, Options{})
+	l.ahead.expect(0, 16, 64) // as a Prefetch does that has not come far
+	for i := range 16 {
+		if err := l.Ensure(context.Background(), int64(i)*50_000, 50_000); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.Prefetch(context.Background(), []Range{{Off: 0, Len: 16 * 50_000}}); err != nil {
+		t.Fatal(err)
+	}
+	if s := l.Stats(); s.Plain != 16*50_000 {
+		t.Errorf("%d bytes came, want %d", s.Plain, 16*50_000)
+	}
+	// What is read beyond is run ahead of as ever.
+	for i := 16; i < 20; i++ {
+		if err := l.Ensure(context.Background(), int64(i)*50_000, 50_000); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := l.Stats(); s.Plain <= 20*50_000 {
+		t.Errorf("%d bytes came, and nothing ahead", s.Plain)
+	}
+}
+
 // TestPrefetchKeepsOrderAndBounds: in the order of the ranges, not all at once.
 func TestPrefetchKeepsOrderAndBounds(t *testing.T) {
 	o := newOrigin(t, mostGap+1, noise(200, 100)...) // no two in one request

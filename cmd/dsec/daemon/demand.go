@@ -2,12 +2,15 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/ondemand/fuse"
 	"github.com/opendsec/dsec/layer/ondemand/loader"
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/layer/store"
@@ -120,7 +123,7 @@ func (l *layers) demanded(e store.Entry, served map[layer.Digest]loader.Status) 
 func (a *agent) demandCheck(ctx context.Context, s *settings) runtime.Check {
 	c := runtime.Check{Name: "layers on demand"}
 	if s.Node.OnDemand == "off" {
-		c.Detail = "off (node.on_demand): layers are fetched whole"
+		c.Detail = offDetail
 		return c
 	}
 	pid, err := a.loader.PID(ctx)
@@ -134,18 +137,46 @@ func (a *agent) demandCheck(ctx context.Context, s *settings) runtime.Check {
 		return c
 	}
 	c.OK, c.Detail = true, fmt.Sprintf("%s, the loader is process %d, %d layers have not come whole", s.Node.OnDemand, pid, incomplete(a.store, all))
-	// What is used was tried when the agent started, or it would not run.
-	if s.Node.OnDemand != loader.PreContent {
-		c.Detail += "; pre-content events " + supported(precontent.Supported(s.layerDir()))
+	if s.Node.OnDemand != loader.PreContent { // which was tried when the agent started, or it would not run
+		c.Detail += "; " + alternative(s.layerDir())
 	}
 	return c
 }
 
-func supported(err error) string {
-	if err == nil {
-		return "would work, too"
+// demandProbe says how the data of layers would come if the agent ran; dir is a
+// directory like the one that they would come to.
+func demandProbe(s *settings, dir string) runtime.Check {
+	c := runtime.Check{Name: "layers on demand"}
+	var err error
+	switch s.Node.OnDemand {
+	case "off":
+		c.Detail = offDetail
+		return c
+	case loader.PreContent:
+		err = precontent.Supported(dir)
+	default:
+		var dev, mount *os.File
+		if dev, mount, err = fuse.Mount(); err == nil {
+			err = errors.Join(dev.Close(), mount.Close())
+		}
 	}
-	return "are not possible: " + err.Error()
+	if err != nil {
+		c.Detail = fmt.Sprintf("%s does not work: %v; ", s.Node.OnDemand, err)
+	} else {
+		c.OK, c.Detail = true, s.Node.OnDemand+", no agent runs; "
+	}
+	c.Detail += alternative(dir)
+	return c
+}
+
+const offDetail = "off (node.on_demand): layers are fetched whole"
+
+// alternative says whether the mechanism would work that is not the default.
+func alternative(dir string) string {
+	if err := precontent.Supported(dir); err != nil {
+		return "pre-content events are not possible: " + err.Error()
+	}
+	return "pre-content events are possible"
 }
 
 func incomplete(s *store.Store, all []store.Entry) (n int) {

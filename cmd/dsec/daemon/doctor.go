@@ -86,9 +86,19 @@ func probe(ctx context.Context, as *settings) (reports []runtime.Report, err err
 		return nil, err
 	}
 	r := m.examine(ctx, as)
-	r.Checks = append(r.Checks, store)
+	r.Checks = append(r.Checks, store, demandProbe(as, nearest(as.layerDir())))
 	reports = []runtime.Report{r}
 	return reports, m.teardown(context.WithoutCancel(ctx), s, stack)
+}
+
+// nearest is a directory or, where dsec has never run, the one above it that is there.
+func nearest(dir string) string {
+	for {
+		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
 }
 
 // examine adds to what the tier found what it cannot know of the machine.

@@ -26,7 +26,7 @@ func (c *Client) life(d layer.Digest) *life {
 func (c *Client) accompany(d layer.Digest, now *life) {
 	if c.c.Order != nil {
 		if ranges := c.c.Order(c.ctx, d); len(ranges) > 0 {
-			if err := c.Fetch(c.ctx, d, ranges); err != nil && c.ctx.Err() == nil {
+			if err := c.Fetch(c.ctx, d, ranges); err != nil && dsec.ClassOf(err) != dsec.Canceled { // it was let go
 				c.c.Log.Warn("fetch ahead", "layer", d, "err", err)
 			}
 		}
@@ -85,18 +85,32 @@ func (c *Client) Leave(ctx context.Context, d layer.Digest) error {
 	}
 }
 
-// leave ends the sessions by events, which do not end by themselves.
+// leave ends the sessions by events, which do not end by themselves: of a layer
+// that has become whole the Keeper has none any more, the loader still has.
 func (c *Client) leave(ctx context.Context, d layer.Digest, names []string) error {
 	c.marking.Lock()
 	defer c.marking.Unlock()
+	served, err := c.Status(ctx)
+	if err != nil {
+		return err
+	}
+	whole := slices.ContainsFunc(served, func(s Status) bool { return s.Digest == d && s.Here == s.Chunks })
+	if err := c.let(ctx, frame{Op: opLet, Digest: d, Events: true}); err != nil {
+		return err
+	}
 	for _, n := range names {
-		if name, ok := strings.CutSuffix(n, dataName); ok {
-			if err := c.endEvents(ctx, name, d); err != nil {
+		name, ok := strings.CutSuffix(n, dataName)
+		if !ok {
+			continue
+		}
+		if whole { // it may be that nobody has come to it: the loader tells so now
+			if err := c.unmarkKept(ctx, n); err != nil {
 				return err
 			}
 		}
+		c.drop(ctx, name)
 	}
-	return c.let(ctx, frame{Op: opLet, Digest: d})
+	return nil
 }
 
 // endEvents ends a session by events. The file stays marked: if anybody reads it

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"sync"
@@ -53,8 +54,8 @@ type served struct {
 	l        *ondemand.Layer // nil: it was whole when it came, and is
 	file     *os.File        // then: its data
 	size     int64
-	sessions map[string]struct{}
-	told     time.Time // when the last trouble was told
+	sessions map[string]bool // true: by events, which does not end by itself
+	told     time.Time       // when the last trouble was told
 }
 
 // NewServer serves nothing yet.
@@ -148,7 +149,7 @@ func (s *Server) handle(c *conn, f frame) {
 		answer.files, err = s.trace(f.Digest)
 		answer.Error = troubleOf(err)
 	case opLet:
-		answer.Error = troubleOf(s.let(f.Digest, f.Session))
+		answer.Error = troubleOf(s.let(&f))
 	default:
 		answer.Error = troubleOf(dsec.Errorf(dsec.Unsupported, "ask the loader", string(f.Op), "it does not know that"))
 	}
@@ -205,7 +206,7 @@ func (s *Server) serve(f *frame) error {
 	defer s.mu.Unlock()
 	x := s.layers[f.Digest]
 	if x == nil {
-		x = &served{sessions: map[string]struct{}{}}
+		x = &served{sessions: map[string]bool{}}
 		if f.Whole {
 			x.file, x.size, f.files[fileData] = f.files[fileData], f.Size, nil
 		} else {
@@ -226,8 +227,7 @@ func (s *Server) serve(f *frame) error {
 	if _, ok := x.sessions[f.Session]; ok {
 		return nil
 	}
-	x.sessions[f.Session] = struct{}{}
-	if len(f.files) == filesOfEvents {
+	if x.sessions[f.Session] = len(f.files) == filesOfEvents; x.sessions[f.Session] {
 		return nil
 	}
 	dev, journal := f.files[fileDev], f.files[fileJournal]
@@ -366,15 +366,17 @@ func (s *Server) trace(d layer.Digest) ([]*os.File, error) {
 	return []*os.File{f}, nil
 }
 
-// let closes a layer that nobody reads any more. A session by events ends here.
-func (s *Server) let(d layer.Digest, session string) error {
+// let closes a layer that nobody reads any more. Sessions by events end here, the
+// one that is named or all.
+func (s *Server) let(f *frame) error {
+	d := f.Digest
 	s.mu.Lock()
 	x := s.layers[d]
 	if x == nil {
 		s.mu.Unlock()
 		return nil
 	}
-	delete(x.sessions, session)
+	maps.DeleteFunc(x.sessions, func(name string, events bool) bool { return events && (f.Events || name == f.Session) })
 	if len(x.sessions) > 0 {
 		s.mu.Unlock()
 		return dsec.Errorf(dsec.IllegalState, "let go of layer", string(d), "it is being read")

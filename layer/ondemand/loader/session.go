@@ -346,22 +346,25 @@ func (c *Client) unmark(d layer.Digest) error {
 		if !ok {
 			continue
 		}
-		group, err := c.group(c.ctx)
-		if err != nil {
-			return err
-		}
-		data, err := c.c.Keeper.Get(c.ctx, n)
-		if err != nil {
-			return err
-		}
-		err = precontent.Unmark(group, data)
-		_ = data.Close()
-		if err != nil {
+		if err := c.unmarkKept(c.ctx, n); err != nil {
 			return err
 		}
 		c.drop(c.ctx, name)
 	}
 	return nil
+}
+
+func (c *Client) unmarkKept(ctx context.Context, name string) error {
+	group, err := c.group(ctx)
+	if err != nil {
+		return err
+	}
+	data, err := c.c.Keeper.Get(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	return precontent.Unmark(group, data)
 }
 
 func (c *Client) drop(ctx context.Context, name string) {

@@ -53,7 +53,7 @@ type frame struct {
 	Size    int64        `json:"size,omitempty"`  // then: of the data
 	Table   layer.Digest `json:"table,omitempty"` // of the chunks of its data
 	Layers  []Status     `json:"layers,omitempty"`
-	Events  bool         `json:"events,omitempty"` // of hello: a group is being answered
+	Events  bool         `json:"events,omitempty"` // of hello: a group is being answered; of let: all sessions by events end
 	PID     int          `json:"pid,omitempty"`
 
 	files []*os.File
