@@ -80,6 +80,9 @@ type ensurer struct {
 }
 
 func (e ensurer) Ensure(ctx context.Context, off, n int64) error {
+	if e.x.l == nil { // who waits has waited for a loader before this one
+		return nil
+	}
 	err := e.x.l.Ensure(ctx, off, n)
 	if err != nil && ctx.Err() == nil {
 		e.s.trouble(e.x, err)

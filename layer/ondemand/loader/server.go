@@ -191,15 +191,16 @@ const (
 	filesOfServe
 
 	filesOfWhole  = 3 // data, dev, journal
-	filesOfEvents = 3 // data, present, index
+	filesOfEvents = 3 // data, present, index; of a layer that has become whole, only the first
 )
 
 // serve begins a session.
 func (s *Server) serve(f *frame) error {
+	byEvents := len(f.files) == filesOfEvents && !f.Whole || len(f.files) == 1 && f.Whole
 	if f.Whole && len(f.files) == filesOfWhole { // the others are not there
 		f.files = append([]*os.File{f.files[0], nil, nil}, f.files[1:]...)
 	}
-	if len(f.files) != filesOfServe && (len(f.files) != filesOfEvents || f.Whole) || f.Session == "" || f.Digest == "" {
+	if len(f.files) != filesOfServe && !byEvents || f.Session == "" || f.Digest == "" {
 		return dsec.Errorf(dsec.Invalid, "serve layer", string(f.Digest), "%d descriptors", len(f.files))
 	}
 	s.mu.Lock()
@@ -207,13 +208,14 @@ func (s *Server) serve(f *frame) error {
 	x := s.layers[f.Digest]
 	if x == nil {
 		x = &served{sessions: map[string]bool{}}
+		id, err := idOf(f.files[fileData])
+		if err != nil {
+			return dsec.E(dsec.Internal, "serve layer", string(f.Digest), err)
+		}
 		if f.Whole {
 			x.file, x.size, f.files[fileData] = f.files[fileData], f.Size, nil
+			s.files[id] = x
 		} else {
-			id, err := idOf(f.files[fileData])
-			if err != nil {
-				return dsec.E(dsec.Internal, "serve layer", string(f.Digest), err)
-			}
 			l, err := s.open(f)
 			if err != nil {
 				return err
@@ -227,7 +229,7 @@ func (s *Server) serve(f *frame) error {
 	if _, ok := x.sessions[f.Session]; ok {
 		return nil
 	}
-	if x.sessions[f.Session] = len(f.files) == filesOfEvents; x.sessions[f.Session] {
+	if x.sessions[f.Session] = byEvents; byEvents {
 		return nil
 	}
 	dev, journal := f.files[fileDev], f.files[fileJournal]

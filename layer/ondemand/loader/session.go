@@ -124,7 +124,12 @@ func (c *Client) marked(ctx context.Context, l layer.Local) (rootfs.Device, erro
 	name := c.newName(l.Digest)
 	err = c.c.Keeper.Put(ctx, name+dataName, data)
 	if err == nil {
-		err = c.serveMarked(ctx, name, l.Digest, data)
+		var whole bool
+		if whole, err = c.serveMarked(ctx, name, l.Digest, data); err == nil && whole {
+			// The last of it has come meanwhile: nobody would unmark it any more.
+			c.drop(ctx, name)
+			return rootfs.Device{Path: l.Data}, nil
+		}
 	}
 	if err == nil {
 		err = precontent.Mark(group, data)
@@ -218,16 +223,17 @@ func (c *Client) serve(ctx context.Context, name string, d layer.Digest, dev, jo
 	return err
 }
 
-// serveMarked hands a session by events to the loader.
-func (c *Client) serveMarked(ctx context.Context, name string, d layer.Digest, data *os.File) error {
+// serveMarked hands a session by events to the loader, and says whether the layer
+// is whole.
+func (c *Client) serveMarked(ctx context.Context, name string, d layer.Digest, data *os.File) (whole bool, err error) {
 	f, close, err := c.parts(name, d)
-	if err != nil || f.Whole {
-		return err
+	if err != nil {
+		return false, err
 	}
 	defer close()
 	f.files = append([]*os.File{data}, f.files[1:]...)
 	_, err = c.ask(ctx, f)
-	return err
+	return f.Whole, err
 }
 
 // parts is a serve with the files of the layer, which close closes.
@@ -323,7 +329,13 @@ func (c *Client) handOne(name, kind string) error {
 	}
 	defer first.Close()
 	if kind == dataName {
-		return c.serveMarked(c.ctx, name, d, first)
+		whole, err := c.serveMarked(c.ctx, name, d, first)
+		if err == nil && whole {
+			// It became so when there was no agent that could have been told. The loader
+			// knows it for those who wait for an answer.
+			err = c.unmark(d)
+		}
+		return err
 	}
 	journal, err := c.c.Keeper.Get(c.ctx, name+journalName)
 	if err != nil {
