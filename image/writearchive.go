@@ -68,13 +68,13 @@ func (x *archiver) image(layers []*erofs.Image, config *Config, name string) err
 	}
 	top.Annotations = map[string]string{"org.opencontainers.image.ref.name": name}
 	top.Platform = &v1.Platform{OS: cf.OS, Architecture: cf.Architecture}
-	for file, v := range map[string]any{
-		"index.json":    v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: []v1.Descriptor{top}},
-		"manifest.json": []savedImage{saved},
-	} {
-		b, err := json.Marshal(v)
+	for _, f := range []struct { // in one order: an export twice is the same
+		name string
+		v    any
+	}{{"index.json", v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: []v1.Descriptor{top}}}, {"manifest.json", []savedImage{saved}}} {
+		b, err := json.Marshal(f.v)
 		if err == nil {
-			err = x.file(file, b)
+			err = x.file(f.name, b)
 		}
 		if err != nil {
 			return err
