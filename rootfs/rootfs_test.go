@@ -1,7 +1,6 @@
 package rootfs
 
 import (
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/rootfs/rootfstest"
 )
 
 const (
@@ -77,73 +77,10 @@ func inside(uid string) error {
 	return unix.Exec("/bin/sh", []string{"sh", "-c", os.Args[1]}, []string{"PATH=/bin"})
 }
 
-// memKeeper keeps descriptors as hold does, in this process.
-type memKeeper struct {
-	mu sync.Mutex
-	m  map[string]*os.File
-}
-
-func newKeeper(t *testing.T) *memKeeper {
-	k := &memKeeper{m: map[string]*os.File{}}
-	t.Cleanup(func() {
-		for _, f := range k.m {
-			f.Close()
-		}
-	})
+func newKeeper(t *testing.T) *rootfstest.Keeper {
+	k := rootfstest.NewKeeper()
+	t.Cleanup(k.Close)
 	return k
-}
-
-func dup(f *os.File) (*os.File, error) {
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), f.Name()), nil
-}
-
-func (k *memKeeper) Get(_ context.Context, name string) (*os.File, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	f := k.m[name]
-	if f == nil {
-		return nil, dsec.E(dsec.NotFound, "get descriptor", name, nil)
-	}
-	return dup(f)
-}
-
-func (k *memKeeper) Put(_ context.Context, name string, f *os.File) error {
-	d, err := dup(f)
-	if err != nil {
-		return err
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if old := k.m[name]; old != nil {
-		old.Close()
-	}
-	k.m[name] = d
-	return nil
-}
-
-func (k *memKeeper) Drop(_ context.Context, name string) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if f := k.m[name]; f != nil {
-		f.Close()
-		delete(k.m, name)
-	}
-	return nil
-}
-
-func (k *memKeeper) Names(_ context.Context, prefix string) (names []string, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for n := range k.m {
-		if strings.HasPrefix(n, prefix) {
-			names = append(names, n)
-		}
-	}
-	return names, nil
 }
 
 // makeLayer lets fill make a tree and turns it into a layer of two files.
@@ -207,7 +144,7 @@ func compile(t *testing.T, to, source string) {
 
 type env struct {
 	m      *Mounts
-	keeper *memKeeper
+	keeper *rootfstest.Keeper
 }
 
 // everyPlan runs a test under each plan, and with loop devices.

@@ -1,27 +1,24 @@
 package snapshot
 
 import (
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/image/erofs"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/rootfs/rootfstest"
 )
 
 func must(t testing.TB, err error) {
@@ -40,68 +37,17 @@ type stack struct {
 	root   *os.File // the overlay
 }
 
-// keeper keeps descriptors in this process.
-type keeper struct {
-	mu sync.Mutex
-	m  map[string]*os.File
-}
-
-func (k *keeper) Get(_ context.Context, name string) (*os.File, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if f := k.m[name]; f != nil {
-		return dup(f)
-	}
-	return nil, dsec.E(dsec.NotFound, "get descriptor", name, nil)
-}
-
-func dup(f *os.File) (*os.File, error) {
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	return os.NewFile(uintptr(fd), f.Name()), err
-}
-
-func (k *keeper) Put(_ context.Context, name string, f *os.File) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	d, err := dup(f)
-	k.m[name] = d
-	return err
-}
-
-func (k *keeper) Drop(_ context.Context, name string) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if f := k.m[name]; f != nil {
-		f.Close()
-	}
-	delete(k.m, name)
-	return nil
-}
-
-func (k *keeper) Names(_ context.Context, prefix string) (names []string, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for n := range k.m {
-		if strings.HasPrefix(n, prefix) {
-			names = append(names, n)
-		}
-	}
-	return names, nil
-}
-
 func openMounts(t testing.TB) *rootfs.Mounts {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("overlays need root and this test runs without it")
 	}
-	k := &keeper{m: map[string]*os.File{}}
+	k := rootfstest.NewKeeper()
 	m, err := rootfs.Open(t.Context(), rootfs.Options{Keeper: k})
 	must(t, err)
 	t.Cleanup(func() {
 		must(t, m.Close())
-		for _, n := range slices.Collect(maps.Keys(k.m)) {
-			_ = k.Drop(context.Background(), n)
-		}
+		k.Close()
 	})
 	return m
 }

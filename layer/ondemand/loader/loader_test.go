@@ -7,13 +7,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
@@ -22,65 +18,8 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/layer/store"
+	"github.com/opendsec/dsec/rootfs/rootfstest"
 )
-
-// shelf keeps descriptors as the hold does, but not beyond this process.
-type shelf struct {
-	mu    sync.Mutex
-	files map[string]*os.File
-}
-
-func dup(f *os.File) (*os.File, error) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	fd := -1
-	err2 := raw.Control(func(n uintptr) { fd, err = unix.FcntlInt(n, unix.F_DUPFD_CLOEXEC, 3) })
-	return os.NewFile(uintptr(fd), f.Name()), errors.Join(err, err2)
-}
-
-func (s *shelf) Get(_ context.Context, name string) (*os.File, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if f := s.files[name]; f != nil {
-		return dup(f)
-	}
-	return nil, dsec.E(dsec.NotFound, "get descriptor", name, nil)
-}
-
-func (s *shelf) Put(_ context.Context, name string, f *os.File) error {
-	d, err := dup(f)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.files[name] = d
-	return nil
-}
-
-func (s *shelf) Drop(_ context.Context, name string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if f := s.files[name]; f != nil {
-		delete(s.files, name)
-		return f.Close()
-	}
-	return nil
-}
-
-func (s *shelf) Names(_ context.Context, prefix string) (names []string, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for n := range s.files {
-		if strings.HasPrefix(n, prefix) {
-			names = append(names, n)
-		}
-	}
-	slices.Sort(names)
-	return names, nil
-}
 
 // world is an agent with a store, and the socket of its loaders.
 type world struct {
@@ -88,7 +27,9 @@ type world struct {
 	blobs  blob.Store
 	store  *store.Store
 	layer  layer.Local
-	shelf  *shelf
+	noise  []byte // the one file in it
+	dir    string
+	shelf  *rootfstest.Keeper
 	client *Client
 	socket string
 	lis    *os.File // outlives loaders
@@ -97,19 +38,25 @@ type world struct {
 
 func newWorld(t *testing.T, mechanism string) *world {
 	t.Helper()
-	ctx, dir := t.Context(), t.TempDir()
-	w := &world{t: t, shelf: &shelf{files: map[string]*os.File{}}, socket: filepath.Join(dir, "s"), whole: make(chan layer.Digest, 8)}
-	var err error
+	// Not where temporary files are: that may be a file system without events.
+	dir, err := os.MkdirTemp("/var/tmp", "dsec-loader-")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	if err := precontent.Supported(dir); mechanism == PreContent && err != nil {
+		t.Skip(err)
+	}
+	ctx := t.Context()
+	w := &world{t: t, dir: dir, shelf: rootfstest.NewKeeper(), socket: filepath.Join(dir, "s"), whole: make(chan layer.Digest, 8)}
 	if w.blobs, err = bucket.Open(ctx, "file://"+filepath.Join(dir, "blobs")); err != nil {
 		t.Fatal(err)
 	}
 	tree := filepath.Join(dir, "tree")
-	noise := make([]byte, 12<<20)
-	for i := range noise {
-		noise[i] = byte(i>>9) ^ byte(i*7)
+	w.noise = make([]byte, 12<<20)
+	for i := range w.noise {
+		w.noise[i] = byte(i>>9) ^ byte(i*7)
 	}
 	must(t, os.Mkdir(tree, 0o755))
-	must(t, os.WriteFile(filepath.Join(tree, "big"), noise, 0o644))
+	must(t, os.WriteFile(filepath.Join(tree, "big"), w.noise, 0o644))
 	first, err := store.Open(filepath.Join(dir, "first"), store.Options{Blobs: w.blobs})
 	must(t, err)
 	info, err := first.Import(ctx, tree, "", image.Options{})
@@ -129,9 +76,7 @@ func newWorld(t *testing.T, mechanism string) *world {
 	must(t, err)
 	t.Cleanup(func() {
 		must(t, errors.Join(w.client.Close(), w.store.Close(), w.lis.Close(), w.blobs.Close()))
-		for n := range w.shelf.files {
-			_ = w.shelf.Drop(context.Background(), n)
-		}
+		w.shelf.Close()
 	})
 	return w
 }
@@ -177,9 +122,6 @@ func (w *world) status() []Status {
 func TestALayerIsHandedOverAndBecomesWhole(t *testing.T) {
 	for _, mechanism := range []string{FUSE, PreContent} {
 		t.Run(mechanism, func(t *testing.T) {
-			if err := precontent.Supported("."); mechanism == PreContent && err != nil {
-				t.Skip(err)
-			}
 			w := newWorld(t, mechanism)
 			stop := w.serve()
 			w.eventually("the loader answers", func() bool { _, err := w.client.Status(t.Context()); return err == nil })
