@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"context"
 	"os"
 
 	"github.com/opendsec/dsec"
@@ -51,7 +50,7 @@ func (s *Server) findFile(dev, ino uint64) precontent.Source {
 	x := s.files[fileID{dev, ino}]
 	s.mu.Unlock()
 	if x != nil {
-		return ensurer{s, x}
+		return reader{x.data, s, x}
 	}
 	select {
 	case <-s.ready:
@@ -63,29 +62,12 @@ func (s *Server) findFile(dev, ino uint64) precontent.Source {
 	if dev == 0 && ino == 0 {
 		var all precontent.All
 		for _, x := range s.files {
-			all = append(all, ensurer{s, x})
+			all = append(all, reader{x.data, s, x})
 		}
 		return all
 	}
 	if x = s.files[fileID{dev, ino}]; x == nil {
 		return nil
 	}
-	return ensurer{s, x}
-}
-
-// ensurer tells the agent of reads that failed.
-type ensurer struct {
-	s *Server
-	x *served
-}
-
-func (e ensurer) Ensure(ctx context.Context, off, n int64) error {
-	if e.x.l == nil { // who waits has waited for a loader before this one
-		return nil
-	}
-	err := e.x.l.Ensure(ctx, off, n)
-	if err != nil && ctx.Err() == nil {
-		e.s.trouble(e.x, err)
-	}
-	return err
+	return reader{x.data, s, x}
 }

@@ -51,9 +51,9 @@ type fileID struct{ dev, ino uint64 }
 
 // served is a layer and what reads it.
 type served struct {
-	l        *ondemand.Layer // nil: it was whole when it came, and is
-	file     *os.File        // then: its data
-	size     int64
+	digest   layer.Digest
+	data     data
+	l        *ondemand.Layer // data, unless the layer was whole when it came
 	sessions map[string]bool // true: by events, which does not end by itself
 	told     time.Time       // when the last trouble was told
 }
@@ -207,24 +207,14 @@ func (s *Server) serve(f *frame) error {
 	defer s.mu.Unlock()
 	x := s.layers[f.Digest]
 	if x == nil {
-		x = &served{sessions: map[string]bool{}}
 		id, err := idOf(f.files[fileData])
 		if err != nil {
 			return dsec.E(dsec.Internal, "serve layer", string(f.Digest), err)
 		}
-		if f.Whole {
-			x.file, x.size, f.files[fileData] = f.files[fileData], f.Size, nil
-			s.files[id] = x
-		} else {
-			l, err := s.open(f)
-			if err != nil {
-				return err
-			}
-			x.l = l
-			s.files[id] = x
-			s.work.Go(func() { s.awaitWhole(l) })
+		if x, err = s.newServed(f); err != nil {
+			return err
 		}
-		s.layers[f.Digest] = x
+		s.layers[f.Digest], s.files[id] = x, x
 	}
 	if _, ok := x.sessions[f.Session]; ok {
 		return nil
@@ -236,7 +226,7 @@ func (s *Server) serve(f *frame) error {
 	f.files[fileDev], f.files[fileJournal] = nil, nil
 	name, digest := f.Session, f.Digest
 	s.work.Go(func() {
-		err := fuse.Serve(s.ctx, dev, journal, reader{s, x})
+		err := fuse.Serve(s.ctx, dev, journal, reader{x.data, s, x})
 		_ = dev.Close()
 		_ = journal.Close()
 		if s.ctx.Err() != nil {
@@ -251,6 +241,22 @@ func (s *Server) serve(f *frame) error {
 		s.tell(frame{Op: opEnded, Session: name, Digest: digest})
 	})
 	return nil
+}
+
+// newServed is a layer without a session; the descriptors it takes are nil then.
+func (s *Server) newServed(f *frame) (*served, error) {
+	x := &served{digest: f.Digest, sessions: map[string]bool{}}
+	if f.Whole {
+		x.data, f.files[fileData] = whole{f.files[fileData], f.Size}, nil
+		return x, nil
+	}
+	l, err := s.open(f)
+	if err != nil {
+		return nil, err
+	}
+	x.l, x.data = l, l
+	s.work.Go(func() { s.awaitWhole(l) })
+	return x, nil
 }
 
 // open makes the engine of a layer; the descriptors it takes are nil then.
@@ -289,34 +295,6 @@ func readIndex(f *os.File, table layer.Digest) (layer.Index, error) {
 	return layer.DecodeIndexOf(b, table)
 }
 
-// reader tells the agent of reads that failed.
-type reader struct {
-	s *Server
-	x *served
-}
-
-func (r reader) Size() int64 {
-	if r.x.l == nil {
-		return r.x.size
-	}
-	return r.x.l.Size()
-}
-
-func (r reader) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	if r.x.l == nil {
-		n := min(int64(len(p)), r.x.size-off)
-		if n <= 0 {
-			return 0, nil
-		}
-		return r.x.file.ReadAt(p[:n], off)
-	}
-	n, err := r.x.l.ReadAt(ctx, p, off)
-	if err != nil && ctx.Err() == nil {
-		r.s.trouble(r.x, err)
-	}
-	return n, err
-}
-
 const troubleEvery = time.Second
 
 func (s *Server) trouble(x *served, err error) {
@@ -327,8 +305,8 @@ func (s *Server) trouble(x *served, err error) {
 	}
 	s.mu.Unlock()
 	if !quiet {
-		s.opts.Log.Warn("a read of a layer failed", "layer", x.l.Digest(), "err", err)
-		s.tell(frame{Op: opTrouble, Digest: x.l.Digest(), Error: troubleOf(err)})
+		s.opts.Log.Warn("a read of a layer failed", "layer", x.digest, "err", err)
+		s.tell(frame{Op: opTrouble, Digest: x.digest, Error: troubleOf(err)})
 	}
 }
 
@@ -390,8 +368,5 @@ func (s *Server) let(f *frame) error {
 		}
 	}
 	s.mu.Unlock()
-	if x.l == nil {
-		return x.file.Close()
-	}
-	return errors.Join(x.l.Sync(), x.l.Close())
+	return errors.Join(x.data.Sync(), x.data.Close())
 }
