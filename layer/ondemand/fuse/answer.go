@@ -3,12 +3,9 @@ package fuse
 import (
 	"context"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-var past = time.Unix(1, 0)
 
 // answer to anything but a read; nil: there is none.
 func (s *Session) answer(r *request) []byte {

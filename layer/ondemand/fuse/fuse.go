@@ -94,39 +94,16 @@ func Serve(ctx context.Context, dev, messages *os.File, src Source) error {
 	return s.loop(ctx)
 }
 
+// loop returns nil when the mount is gone.
 func (s *Session) loop(ctx context.Context) error {
-	woken := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		_ = s.dev.SetReadDeadline(past)
-		close(woken)
-	})
-	defer func() {
-		if !stop() {
-			<-woken // else it could end the next Serve
-		}
-	}()
 	for {
-		var i int
-		select {
-		case i = <-s.idle:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		_, err := s.dev.Read(s.j.Take(i))
+		err := s.j.Receive(ctx, s.dev, slotSize, s.idle, func(i int) { s.dispatch(ctx, i) })
 		switch {
-		case err == nil:
-			s.dispatch(ctx, i)
-			continue
 		case errors.Is(err, unix.ENODEV): // unmounted
-			s.j.Free(i)
 			return nil
-		}
-		s.j.Free(i)
-		s.idle <- i
-		switch {
+		case errors.Is(err, unix.ENOENT): // taken back before it was read
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAGAIN): // ENOENT: taken back before it was read
 		default:
 			return fmt.Errorf("read request: %w", err)
 		}

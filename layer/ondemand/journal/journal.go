@@ -155,6 +155,49 @@ func (j *Journal) Left() (is []int) {
 	return is
 }
 
+// Receive reads messages of the kernel from a file (see Pollable), each into a
+// slot that is idle and not into more than room bytes of it, and passes the slot
+// on, which who answers gives back to idle. It returns ctx's error when that ends,
+// else the first of a read that was more than interrupted.
+func (j *Journal) Receive(ctx context.Context, from *os.File, room int, idle chan int, taken func(slot int)) error {
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = from.SetReadDeadline(past)
+		close(woken)
+	})
+	defer func() {
+		if !stop() {
+			<-woken // else it could end who receives next
+		}
+	}()
+	for {
+		var i int
+		select {
+		case i = <-idle:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		_, err := from.Read(j.Take(i)[:room])
+		if err == nil {
+			taken(i)
+			continue
+		}
+		j.Free(i)
+		idle <- i
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			return err
+		}
+	}
+}
+
+// past is a deadline that ends a read at once.
+var past = time.Unix(1, 0)
+
 // Pollable readies what messages are read from: a read of it waits in the
 // runtime, and ends when a deadline is set. Other processes have it too, and may
 // have left it otherwise.

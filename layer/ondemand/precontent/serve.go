@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -34,8 +33,6 @@ func (a All) Ensure(ctx context.Context, off, n int64) error {
 	all.Wait()
 	return errors.Join(errs...)
 }
-
-var past = time.Unix(1, 0)
 
 // session answers the events of one group.
 type session struct {
@@ -119,36 +116,11 @@ func usable() int {
 }
 
 func (s *session) loop(ctx context.Context) error {
-	woken := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		_ = s.group.SetReadDeadline(past)
-		close(woken)
-	})
-	defer func() {
-		if !stop() {
-			<-woken // else it could end the next Serve
-		}
-	}()
 	for {
-		var i int
-		select {
-		case i = <-s.idle:
-		case <-ctx.Done():
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		_, err := s.group.Read(s.j.Take(i)[:eventRoom])
-		if err == nil {
-			s.taken(ctx, i)
-			continue
-		}
-		s.j.Free(i)
-		s.idle <- i
+		err := s.j.Receive(ctx, s.group, eventRoom, s.idle, func(i int) { s.taken(ctx, i) })
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 			// The event was denied. Others wait for answers that free descriptors.
 		default:
