@@ -48,13 +48,9 @@ func inside(uid string) error {
 	if err != nil {
 		return err
 	}
-	msgs, err := unix.ParseSocketControlMessage(oob[:n])
-	if err != nil || len(msgs) != 1 {
-		return fmt.Errorf("control messages: %v %w", msgs, err)
-	}
-	fds, err := unix.ParseUnixRights(&msgs[0])
-	if err != nil {
-		return err
+	fds, err := linux.Received(oob[:n])
+	if err != nil || len(fds) != 1 {
+		return fmt.Errorf("descriptors: %v %w", fds, err)
 	}
 	root := os.NewFile(uintptr(fds[0]), "root")
 	if err := linux.Move(root, nil, "/"); err != nil {

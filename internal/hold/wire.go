@@ -160,22 +160,12 @@ func (w *wire) recv() (frame, error) {
 	return f, nil
 }
 
-func receivedFiles(oob []byte) ([]*os.File, error) {
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, err
+func receivedFiles(oob []byte) (files []*os.File, err error) {
+	fds, err := linux.Received(oob)
+	for _, fd := range fds {
+		files = append(files, os.NewFile(uintptr(fd), "received"))
 	}
-	var files []*os.File
-	for i := range msgs {
-		fds, err := unix.ParseUnixRights(&msgs[i])
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "received"))
-		}
-	}
-	return files, nil
+	return files, err
 }
 
 func errVersion(v uint16) error {

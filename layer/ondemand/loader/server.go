@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/layer"
@@ -281,15 +279,8 @@ func (s *Server) open(f *frame) (*ondemand.Layer, error) {
 }
 
 func readIndex(f *os.File, table layer.Digest) (layer.Index, error) {
-	st, err := f.Stat()
+	b, err := readWhole(f, layer.MaxIndex)
 	if err != nil {
-		return layer.Index{}, err
-	}
-	if st.Size() > layer.MaxIndex {
-		return layer.Index{}, unix.EFBIG
-	}
-	b := make([]byte, st.Size())
-	if _, err := f.ReadAt(b, 0); err != nil {
 		return layer.Index{}, err
 	}
 	return layer.DecodeIndexOf(b, table)

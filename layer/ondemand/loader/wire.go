@@ -186,40 +186,37 @@ func rangesFile(rs []layer.Range) (*os.File, error) {
 }
 
 func readRanges(f *os.File) (rs []layer.Range, err error) {
-	st, err := f.Stat()
+	b, err := readWhole(f, maxRanges)
 	if err != nil {
-		return nil, err
-	}
-	if st.Size() > maxRanges {
-		return nil, fmt.Errorf("ranges of %d bytes", st.Size())
-	}
-	b := make([]byte, st.Size())
-	if _, err := f.ReadAt(b, 0); err != nil {
 		return nil, err
 	}
 	return rs, json.Unmarshal(b, &rs)
 }
 
-// received takes the descriptors of a message. What is no regular file
-// is waited for by the runtime.
-func received(oob []byte) (files []*os.File, err error) {
-	msgs, err := unix.ParseSocketControlMessage(oob)
+// readWhole reads a file that was handed over and is of at most so many bytes.
+func readWhole(f *os.File, most int64) ([]byte, error) {
+	st, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
-	for i := range msgs {
-		fds, err := unix.ParseUnixRights(&msgs[i])
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			var st unix.Stat_t
-			if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
-				_ = unix.SetNonblock(fd, true)
-			}
-			files = append(files, os.NewFile(uintptr(fd), "received"))
-		}
+	if st.Size() > most {
+		return nil, fmt.Errorf("%d bytes, at most %d", st.Size(), most)
 	}
-	return files, nil
+	b := make([]byte, st.Size())
+	_, err = f.ReadAt(b, 0)
+	return b, err
+}
+
+// received takes the descriptors of a message. What is no regular file is waited
+// for by the runtime.
+func received(oob []byte) (files []*os.File, err error) {
+	fds, err := linux.Received(oob)
+	for _, fd := range fds {
+		var st unix.Stat_t
+		if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+			_ = unix.SetNonblock(fd, true)
+		}
+		files = append(files, os.NewFile(uintptr(fd), "received"))
+	}
+	return files, err
 }
