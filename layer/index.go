@@ -1,11 +1,13 @@
 package layer
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 
 	"github.com/opendsec/dsec"
@@ -197,28 +199,35 @@ func DecodeTable(b []byte, data Chunked) (Index, error) {
 	return ix, nil
 }
 
-// Verify reads the chunks of data that has says are there and compares each with
-// its sum. One that goes meanwhile does not count.
-func (ix Index) Verify(data io.ReaderAt, has func(chunk int) bool) error {
+// Verify reads the chunks of data that has says are there, compares each with its
+// sum, and counts them. One that goes meanwhile does not count.
+func (ix Index) Verify(ctx context.Context, data io.ReaderAt, has func(chunk int) bool) (chunks int64, err error) {
 	buf, off := make([]byte, 0), int64(0)
 	for i := range ix.Chunks {
+		if err := ctx.Err(); err != nil {
+			return chunks, err
+		}
 		c := &ix.Chunks[i]
 		if c.Size > MaxChunk {
-			return fmt.Errorf("chunk %d of %d bytes", i, c.Size)
+			return chunks, fmt.Errorf("chunk %d of %d bytes", i, c.Size)
 		}
-		if cap(buf) < int(c.Size) {
-			buf = make([]byte, c.Size)
-		}
+		buf = slices.Grow(buf[:0], int(c.Size))[:c.Size]
 		at := off
 		if off += int64(c.Size); !has(i) {
 			continue
 		}
-		if n, err := data.ReadAt(buf[:c.Size], at); n < int(c.Size) {
-			return fmt.Errorf("read chunk %d: %w", i, err)
+		n, err := data.ReadAt(buf, at)
+		if n == len(buf) && sha256.Sum256(buf) == c.Sum {
+			chunks++
+			continue
 		}
-		if sha256.Sum256(buf[:c.Size]) != c.Sum && has(i) {
-			return fmt.Errorf("chunk %d: content has another digest", i)
+		if !has(i) {
+			continue
 		}
+		if n == len(buf) {
+			err = errors.New("content has another digest")
+		}
+		return chunks, fmt.Errorf("chunk %d: %w", i, err)
 	}
-	return nil
+	return chunks, nil
 }

@@ -189,24 +189,31 @@ func (p *Presence) Close() error {
 	return err
 }
 
-// ReadPresence reads which chunks are here without becoming the one who writes
-// the file. It is what was so at that moment.
-func ReadPresence(path string, chunks int) (has func(int) bool, err error) {
-	b, err := os.ReadFile(path)
+// ReadPresence says which chunks are here, at the moment it is asked, without
+// becoming the one who writes the file. The file stays the caller's, and open as
+// long as it asks.
+func ReadPresence(f *os.File, chunks int) (has func(chunk int) bool, err error) {
+	const op = "read presence"
+	st, err := f.Stat()
 	if err != nil {
-		return nil, err
+		return nil, dsec.E(dsec.Internal, op, f.Name(), err)
 	}
 	boot, err := bootID()
 	if err != nil {
-		return nil, err
+		return nil, dsec.E(dsec.Internal, op, f.Name(), err)
 	}
-	size := presenceMap(chunks)
-	if len(b) != presenceHead+2*size || string(b[:8]) != presenceMagic || binary.LittleEndian.Uint64(b[8:]) != uint64(chunks) {
-		return nil, dsec.Errorf(dsec.Corrupt, "read presence", path, "not a presence file of version 1 for %d chunks", chunks)
+	head, size := make([]byte, presenceHead), presenceMap(chunks)
+	if n, _ := f.ReadAt(head, 0); n < len(head) || st.Size() != int64(presenceHead+2*size) || string(head[:8]) != presenceMagic ||
+		binary.LittleEndian.Uint64(head[8:]) != uint64(chunks) {
+		return nil, dsec.Errorf(dsec.Corrupt, op, f.Name(), "not a presence file of version 1 for %d chunks", chunks)
 	}
-	m := b[presenceHead:][:size]
-	if string(b[bootOffset:][:bootSize]) != boot {
-		m = b[presenceHead+size:]
+	live := int64(presenceHead)
+	if string(head[bootOffset:][:bootSize]) != boot {
+		live += int64(size)
 	}
-	return func(i int) bool { return binary.LittleEndian.Uint32(m[i/32*4:])&(1<<(i%32)) != 0 }, nil
+	return func(i int) bool {
+		var word [4]byte
+		_, err := f.ReadAt(word[:], live+int64(i/32*4))
+		return err == nil && binary.LittleEndian.Uint32(word[:])&(1<<(i%32)) != 0
+	}, nil
 }

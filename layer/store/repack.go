@@ -150,7 +150,7 @@ func (s *Store) wholeData(ctx context.Context, l layer.Local) (data *os.File, as
 	if err == nil {
 		var ix layer.Index
 		if ix, err = layer.DecodeTable(table, m.Data); err == nil {
-			err = ix.Verify(data, func(int) bool { return ctx.Err() == nil })
+			_, err = ix.Verify(ctx, data, all)
 		}
 	}
 	if err != nil {
