@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/layer"
@@ -112,23 +114,10 @@ func (s *Store) hint(ctx context.Context, ix layer.Index, table layer.Digest) er
 
 // each runs f for all, several at one time, and returns the first error.
 func each[T any](all []T, f func(T) error) error {
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	var first error
-	slots := make(chan struct{}, lookups)
+	var g errgroup.Group
+	g.SetLimit(lookups)
 	for _, x := range all {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			if err := f(x); err != nil {
-				mu.Lock()
-				if first == nil {
-					first = err
-				}
-				mu.Unlock()
-			}
-		})
+		g.Go(func() error { return f(x) })
 	}
-	wg.Wait()
-	return first
+	return g.Wait()
 }

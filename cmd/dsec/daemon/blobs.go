@@ -106,27 +106,15 @@ func (a *agent) openBlobs(s *settings, log *slog.Logger) lifecycle.Step {
 // sweeping removes what killed writers left, now and then, until stop is called,
 // which waits for it.
 func sweeping(s blob.Sweeper, every time.Duration, log *slog.Logger) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		t := time.NewTicker(every)
-		defer t.Stop()
-		for ctx.Err() == nil {
-			n, err := s.Sweep(ctx, leftoverAge)
-			if n > 0 {
-				log.Info("leftovers of killed writers removed from object storage", "count", n)
-			}
-			if err != nil && ctx.Err() == nil {
-				log.Warn("remove leftovers from object storage", "err", err)
-			}
-			select {
-			case <-t.C:
-			case <-ctx.Done():
-			}
+	return repeating(0, every, func(ctx context.Context) {
+		n, err := s.Sweep(ctx, leftoverAge)
+		if n > 0 {
+			log.Info("leftovers of killed writers removed from object storage", "count", n)
 		}
-	}()
-	return func() { cancel(); <-done }
+		if err != nil && ctx.Err() == nil {
+			log.Warn("remove leftovers from object storage", "err", err)
+		}
+	})
 }
 
 // takeCredentials removes what the AWS SDK reads from the environment of this

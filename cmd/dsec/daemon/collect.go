@@ -20,7 +20,7 @@ const (
 
 // collecting removes unused layers until stop is called, which waits for it.
 func collecting(s *store.Store, every time.Duration, log *slog.Logger) (stop func()) {
-	return repeating(every, func(ctx context.Context) {
+	return repeating(every, every, func(ctx context.Context) {
 		gone, err := s.Collect(ctx, false)
 		for _, l := range gone {
 			log.Info("layer removed: it has no tag and was not used", "digest", l.Digest, "source", l.Source)
@@ -56,18 +56,20 @@ func (a *agent) trim(ctx context.Context, s *settings, log *slog.Logger) {
 	}
 }
 
-// repeating does something now and then until stop is called, which waits for it.
-func repeating(every time.Duration, what func(context.Context)) (stop func()) {
+// repeating does something after a while and then every so often until stop is
+// called, which waits for it.
+func repeating(first, every time.Duration, what func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		t := time.NewTicker(every)
+		t := time.NewTimer(first)
 		defer t.Stop()
 		for {
 			select {
 			case <-t.C:
 				what(ctx)
+				t.Reset(every)
 			case <-ctx.Done():
 				return
 			}

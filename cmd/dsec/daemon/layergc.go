@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer/gc"
@@ -138,7 +139,7 @@ func sized(n int64) string {
 // progressed prints how far something is, on one line of a terminal.
 func progressed(w io.Writer, what string) (progress func(done, total int64), end func()) {
 	f, ok := w.(*os.File)
-	if !ok || !isTerminal(f) {
+	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return nil, func() {}
 	}
 	last := ""
@@ -153,29 +154,12 @@ func progressed(w io.Writer, what string) (progress func(done, total int64), end
 		}
 }
 
-func isTerminal(f *os.File) bool {
-	st, err := f.Stat()
-	return err == nil && st.Mode()&os.ModeCharDevice != 0
-}
-
 // keeping says in object storage what the store keeps, until stop is called,
 // which waits for it.
 func keeping(renew func(context.Context) error, every time.Duration, log *slog.Logger) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		t := time.NewTicker(every)
-		defer t.Stop()
-		for ctx.Err() == nil {
-			if err := renew(ctx); err != nil && ctx.Err() == nil {
-				log.Warn("say in object storage which layers are kept", "err", err)
-			}
-			select {
-			case <-t.C:
-			case <-ctx.Done():
-			}
+	return repeating(0, every, func(ctx context.Context) {
+		if err := renew(ctx); err != nil && ctx.Err() == nil {
+			log.Warn("say in object storage which layers are kept", "err", err)
 		}
-	}()
-	return func() { cancel(); <-done }
+	})
 }

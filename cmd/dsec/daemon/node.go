@@ -116,7 +116,7 @@ func openNode(ctx context.Context, o orders, log *slog.Logger) (*serving, error)
 		return nil, errors.Join(err, stack.Close(context.WithoutCancel(ctx)))
 	}
 	stop := collecting(a.store, collectEvery, log)
-	stopTrimming := repeating(trimEvery, func(ctx context.Context) { a.trim(ctx, s, log) })
+	stopTrimming := repeating(trimEvery, trimEvery, func(ctx context.Context) { a.trim(ctx, s, log) })
 	stopKeeping := keeping(a.store.Renew, store.RenewEvery, log)
 	return &serving{
 		ended: a.hold.Done(), why: dsec.Errorf(dsec.Unavailable, "serve node", string(a.id), "the hold has ended"),
