@@ -3,9 +3,7 @@ package rootfs
 import (
 	"context"
 	"errors"
-	"maps"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -19,24 +17,16 @@ func (m *Mounts) EvictLayer(ctx context.Context, d layer.Digest) error {
 	const op = "unmount layer"
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var all []*mounted
-	for _, e := range slices.AppendSeq(slices.Collect(maps.Values(m.mounts)), maps.Keys(m.old)) {
-		if e.digest == d {
-			all = append(all, e)
-		}
-	}
 	var errs []error
-	for _, e := range all {
-		gone, err := m.evictLocked(ctx, e, 0)
-		if !gone {
-			errs = append(errs, dsec.Errorf(dsec.IllegalState, op, string(d), "%d use it", e.users))
+	for _, e := range m.all() {
+		if e.digest != d {
 			continue
 		}
-		errs = append(errs, err)
-		delete(m.old, e)
-		if m.mounts[d] == e {
-			delete(m.mounts, d)
+		gone, err := m.evictLocked(ctx, e, 0)
+		if !gone {
+			err = dsec.Errorf(dsec.IllegalState, op, string(d), "%d use it", e.users)
 		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -47,15 +37,7 @@ func (m *Mounts) Mounted(d layer.Digest) (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.mounts[d]
-	if e == nil {
-		return nil, nil
-	}
-	select {
-	case <-e.ready:
-	default:
-		return nil, nil
-	}
-	if e.file == nil {
+	if e == nil || !e.isReady() || e.file == nil {
 		return nil, nil
 	}
 	fd, err := unix.FcntlInt(e.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)

@@ -190,12 +190,7 @@ func (e *mounted) close() {
 // outdated says that the layer has become whole since it was mounted: who comes
 // now reads plain files.
 func (e *mounted) outdated(l layer.Local) bool {
-	select {
-	case <-e.ready:
-	default:
-		return false
-	}
-	if !e.demand {
+	if !e.isReady() || !e.demand {
 		return false
 	}
 	whole, err := l.Whole()
@@ -265,14 +260,25 @@ func (m *Mounts) mountLayer(ctx context.Context, e *mounted, l layer.Local) (*os
 func (m *Mounts) giveBack() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, e := range slices.AppendSeq(slices.Collect(maps.Values(m.mounts)), maps.Keys(m.old)) {
-		select {
-		case <-e.ready:
-			if e.data != nil {
-				_ = unix.Fadvise(int(e.data.Fd()), 0, 0, unix.FADV_DONTNEED) // only advice
-			}
-		default:
+	for _, e := range m.all() {
+		if e.isReady() && e.data != nil {
+			_ = unix.Fadvise(int(e.data.Fd()), 0, 0, unix.FADV_DONTNEED) // only advice
 		}
+	}
+}
+
+// all are the mounts there are, under mu.
+func (m *Mounts) all() []*mounted {
+	return slices.AppendSeq(slices.Collect(maps.Values(m.mounts)), maps.Keys(m.old))
+}
+
+// isReady says that the mount was made, or could not be.
+func (e *mounted) isReady() bool {
+	select {
+	case <-e.ready:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -405,17 +411,9 @@ func (m *Mounts) Evict(ctx context.Context, unused time.Duration) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var errs []error
-	for d, e := range m.mounts {
-		if gone, err := m.evictLocked(ctx, e, unused); gone {
-			delete(m.mounts, d)
-			errs = append(errs, err)
-		}
-	}
-	for e := range m.old {
-		if gone, err := m.evictLocked(ctx, e, unused); gone {
-			delete(m.old, e)
-			errs = append(errs, err)
-		}
+	for _, e := range m.all() {
+		_, err := m.evictLocked(ctx, e, unused)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -423,15 +421,14 @@ func (m *Mounts) Evict(ctx context.Context, unused time.Duration) error {
 // evictLocked unmounts under the lock, so that a Use of the same layer finds it
 // either whole or gone.
 func (m *Mounts) evictLocked(ctx context.Context, e *mounted, unused time.Duration) (gone bool, err error) {
-	select {
-	case <-e.ready:
-	default:
-		return false, nil
-	}
-	if e.users > 0 || time.Since(e.idle) < unused || e.file == nil {
+	if !e.isReady() || e.users > 0 || time.Since(e.idle) < unused || e.file == nil {
 		return false, nil
 	}
 	e.close()
+	delete(m.old, e)
+	if m.mounts[e.digest] == e {
+		delete(m.mounts, e.digest)
+	}
 	if err := errors.Join(m.plan.Retire(e.name), m.keeper.Drop(ctx, e.name)); err != nil {
 		return true, fmt.Errorf("unmount layer %s: %w", e.digest, err)
 	}
@@ -467,7 +464,7 @@ func (m *Mounts) Close() error {
 	close(m.stop)
 	<-m.done
 	m.mu.Lock()
-	entries := slices.AppendSeq(slices.Collect(maps.Values(m.mounts)), maps.Keys(m.old))
+	entries := m.all()
 	m.mu.Unlock()
 	for _, e := range entries {
 		<-e.ready
