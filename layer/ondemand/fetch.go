@@ -48,11 +48,6 @@ func (l *Layer) take(from, to int, demand bool) []*flight {
 	l.mu.Lock()
 	var wait []*flight
 	var mine, more []int
-	begin := func(i int) *flight {
-		f := &flight{landed: make(chan struct{})}
-		l.flights[i] = f
-		return f
-	}
 	for i := from; i < to; i++ {
 		if l.parts.Present.Has(i) {
 			continue
@@ -68,7 +63,7 @@ func (l *Layer) take(from, to int, demand bool) []*flight {
 			f = over(l.failed[i].err)
 		default:
 			delete(l.failed, i)
-			f = begin(i)
+			f = l.begin(i)
 			mine = append(mine, i)
 		}
 		wait = append(wait, f)
@@ -77,17 +72,12 @@ func (l *Layer) take(from, to int, demand bool) []*flight {
 		// What is near is wanted next more often than not, and comes with the same request.
 		near := sort.Search(len(l.offs), func(i int) bool { return l.offs[i] >= l.offs[to]+nearBytes })
 		for i := to; len(mine) > 0 && !l.ahead.expects(from, to) && i < min(near, len(l.parts.Index.Chunks)); i++ {
-			if !l.parts.Present.Has(i) && l.flights[i] == nil {
-				begin(i)
+			if l.lacks(i) {
+				l.begin(i)
 				mine = append(mine, i)
 			}
 		}
-		for i := range l.ahead.next(from, to, l.offs) {
-			if !l.parts.Present.Has(i) && l.flights[i] == nil {
-				begin(i)
-				more = append(more, i)
-			}
-		}
+		more = l.runAhead(from, to)
 	}
 	l.launch(mine, demand)
 	l.launch(more, false)
@@ -112,14 +102,28 @@ func (l *Layer) follow(from, to int) {
 	if l.closed {
 		return
 	}
-	var more []int
+	l.launch(l.runAhead(from, to), false)
+}
+
+// runAhead begins what a reader that goes forward will want; under mu, as lacks
+// and begin, until it is launched.
+func (l *Layer) runAhead(from, to int) (chunks []int) {
 	for i := range l.ahead.next(from, to, l.offs) {
-		if !l.parts.Present.Has(i) && l.flights[i] == nil {
-			l.flights[i] = &flight{landed: make(chan struct{})}
-			more = append(more, i)
+		if l.lacks(i) {
+			l.begin(i)
+			chunks = append(chunks, i)
 		}
 	}
-	l.launch(more, false)
+	return chunks
+}
+
+// lacks says that a chunk is neither here nor on its way.
+func (l *Layer) lacks(i int) bool { return !l.parts.Present.Has(i) && l.flights[i] == nil }
+
+func (l *Layer) begin(i int) *flight {
+	f := &flight{landed: make(chan struct{})}
+	l.flights[i] = f
+	return f
 }
 
 // launch starts the requests for chunks whose flights were begun; under mu.
