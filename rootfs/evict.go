@@ -5,9 +5,8 @@ import (
 	"errors"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -40,9 +39,9 @@ func (m *Mounts) Mounted(d layer.Digest) (*os.File, error) {
 	if e == nil || !e.isReady() || e.file == nil {
 		return nil, nil
 	}
-	fd, err := unix.FcntlInt(e.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	f, err := linux.Duplicate(e.file)
 	if err != nil {
 		return nil, dsec.E(dsec.Internal, "open mount of layer", string(d), err)
 	}
-	return os.NewFile(uintptr(fd), e.name), nil
+	return f, nil
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/layer"
-	"github.com/opendsec/dsec/rootfs/rootfstest"
 )
 
 const (
@@ -73,8 +72,8 @@ func inside(uid string) error {
 	return unix.Exec("/bin/sh", []string{"sh", "-c", os.Args[1]}, []string{"PATH=/bin"})
 }
 
-func newKeeper(t *testing.T) *rootfstest.Keeper {
-	k := rootfstest.NewKeeper()
+func newKeeper(t *testing.T) *linux.Keeper {
+	k := linux.NewKeeper()
 	t.Cleanup(k.Close)
 	return k
 }
@@ -140,7 +139,7 @@ func compile(t *testing.T, to, source string) {
 
 type env struct {
 	m      *Mounts
-	keeper *rootfstest.Keeper
+	keeper *linux.Keeper
 }
 
 // everyPlan runs a test under each plan, and with loop devices.

@@ -16,9 +16,9 @@ import (
 
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/image/erofs"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/rootfs"
-	"github.com/opendsec/dsec/rootfs/rootfstest"
 )
 
 func must(t testing.TB, err error) {
@@ -42,7 +42,7 @@ func openMounts(t testing.TB) *rootfs.Mounts {
 	if os.Geteuid() != 0 {
 		t.Skip("overlays need root and this test runs without it")
 	}
-	k := rootfstest.NewKeeper()
+	k := linux.NewKeeper()
 	m, err := rootfs.Open(t.Context(), rootfs.Options{Keeper: k})
 	must(t, err)
 	t.Cleanup(func() {

@@ -316,9 +316,7 @@ func (p *btrfsPool) Close() error {
 		<-p.done
 		_ = p.root.Close()
 		_ = p.mount.Close()
-		if k, ok := p.o.Keeper.(*ownKeeper); ok {
-			_ = k.Close()
-		}
+		p.o.letGo()
 	})
 	return nil
 }

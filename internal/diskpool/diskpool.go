@@ -27,6 +27,8 @@ package diskpool
 import (
 	"context"
 	"os"
+
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // Usage of one entry, in bytes.
@@ -100,4 +102,13 @@ type Options struct {
 	Reserve   int64  // free space of the file system below which Create refuses; 0: the lesser of 5 % and 2 GiB
 	Mechanism string // "" probes; else only this one is tried
 	Keeper    Keeper // nil: the pool holds its mounts itself and they end with Close
+
+	own *linux.Keeper // then
+}
+
+// letGo ends the mounts that the pool holds itself.
+func (o Options) letGo() {
+	if o.own != nil {
+		o.own.Close()
+	}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // onEach runs a test with every mechanism of this machine; a mechanism that
@@ -156,10 +157,10 @@ func TestResizeLetsItGrow(t *testing.T) {
 
 func TestEntriesSurviveTheProcess(t *testing.T) {
 	onEach(t, func(t *testing.T, o Options) {
-		keeper := newOwnKeeper()
-		defer func() { _ = keeper.Close() }()
+		keeper := linux.NewKeeper()
+		defer keeper.Close()
 		first := o
-		first.Keeper = keepThrough{keeper}
+		first.Keeper = keeper
 		p, err := Open(t.Context(), first)
 		if errors.Is(err, dsec.Unsupported.Err()) {
 			t.Skip(err)
@@ -181,7 +182,7 @@ func TestEntriesSurviveTheProcess(t *testing.T) {
 			o   Options
 		}{{"with the keeper", first}, {"after a reboot", o}} {
 			if again.how != "with the keeper" {
-				_ = keeper.Close()
+				keeper.Close()
 				eventually(t, "the mount ends", func() bool { return loopsOn(t, o.Dir) == 0 })
 			}
 			p, err := Open(t.Context(), again.o)
@@ -205,9 +206,6 @@ func TestEntriesSurviveTheProcess(t *testing.T) {
 		}
 	})
 }
-
-// keepThrough hides the type, so that Close of a pool leaves the keeper alone.
-type keepThrough struct{ Keeper }
 
 func TestRemoveGivesTheSpaceBack(t *testing.T) {
 	onEach(t, func(t *testing.T, o Options) {

@@ -214,8 +214,6 @@ func (p *loopPool) Space(context.Context) (Space, error) {
 }
 
 func (p *loopPool) Close() error {
-	if k, ok := p.o.Keeper.(*ownKeeper); ok {
-		return k.Close()
-	}
+	p.o.letGo()
 	return nil
 }

@@ -7,11 +7,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // mechanism makes a pool, or says why this machine cannot.
@@ -39,7 +39,8 @@ func Open(ctx context.Context, o Options) (Pool, error) {
 		return nil, dsec.E(dsec.Internal, op, o.Dir, err)
 	}
 	if o.Keeper == nil {
-		o.Keeper = newOwnKeeper()
+		o.own = linux.NewKeeper()
+		o.Keeper = o.own
 	}
 	var refused []string
 	for _, m := range mechanisms() {
@@ -181,64 +182,4 @@ func readNames(dir *os.File) ([]string, error) {
 		}
 	}
 	return names, err
-}
-
-// ownKeeper keeps descriptors as long as this process lets it.
-type ownKeeper struct {
-	mu    sync.Mutex
-	files map[string]*os.File
-}
-
-func newOwnKeeper() *ownKeeper { return &ownKeeper{files: map[string]*os.File{}} }
-
-func duplicate(f *os.File) (*os.File, error) {
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "duplicate", Path: f.Name(), Err: err}
-	}
-	return os.NewFile(uintptr(fd), f.Name()), nil
-}
-
-func (k *ownKeeper) Get(_ context.Context, name string) (*os.File, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	f := k.files[name]
-	if f == nil {
-		return nil, dsec.E(dsec.NotFound, "get descriptor", name, nil)
-	}
-	return duplicate(f)
-}
-
-func (k *ownKeeper) Put(_ context.Context, name string, f *os.File) error {
-	d, err := duplicate(f)
-	if err != nil {
-		return err
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if old := k.files[name]; old != nil {
-		_ = old.Close()
-	}
-	k.files[name] = d
-	return nil
-}
-
-func (k *ownKeeper) Drop(_ context.Context, name string) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if f := k.files[name]; f != nil {
-		_ = f.Close()
-		delete(k.files, name)
-	}
-	return nil
-}
-
-func (k *ownKeeper) Close() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for n, f := range k.files {
-		_ = f.Close()
-		delete(k.files, n)
-	}
-	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // TestAReadOnlyPoolIsFoundAgain: what is in it must be seen by whoever ends it.
@@ -15,9 +16,9 @@ func TestAReadOnlyPoolIsFoundAgain(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("pools are made by root only; uid is", os.Getuid())
 	}
-	k := newOwnKeeper()
-	t.Cleanup(func() { _ = k.Close() })
-	o := Options{Dir: t.TempDir(), Size: 256 << 20, Mechanism: Btrfs, Reserve: 1 << 20, Keeper: k}
+	k := linux.NewKeeper()
+	t.Cleanup(k.Close)
+	o := Options{Dir: t.TempDir(), Size: 256 << 20, Mechanism: Btrfs, Reserve: 1 << 20, Keeper: k, own: k}
 	p := testPool(t, o)
 	dir, err := p.Create(t.Context(), "a", 10<<20, Owner{})
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // space is a network namespace one can talk to: the library's handle, and a
@@ -94,11 +96,7 @@ func nodeNamespace(given *os.File) (*os.File, error) {
 	if given == nil {
 		return os.Open("/proc/self/ns/net")
 	}
-	fd, err := unix.FcntlInt(given.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	return os.NewFile(uintptr(fd), given.Name()), nil
+	return linux.Duplicate(given)
 }
 
 // sysctl sets one of the thread's namespace. A kernel without IPv6 has no

@@ -15,10 +15,10 @@ import (
 	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/blob/bucket"
 	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/layer/store"
-	"github.com/opendsec/dsec/rootfs/rootfstest"
 )
 
 // world is an agent with a store, and the socket of its loaders.
@@ -29,7 +29,7 @@ type world struct {
 	layer  layer.Local
 	noise  []byte // the one file in it
 	dir    string
-	shelf  *rootfstest.Keeper
+	shelf  *linux.Keeper
 	client *Client
 	socket string
 	lis    *os.File // outlives loaders
@@ -46,7 +46,7 @@ func newWorld(t *testing.T, mechanism string) *world {
 		t.Skip(err)
 	}
 	ctx := t.Context()
-	w := &world{t: t, dir: dir, shelf: rootfstest.NewKeeper(), socket: filepath.Join(dir, "s"), whole: make(chan layer.Digest, 8)}
+	w := &world{t: t, dir: dir, shelf: linux.NewKeeper(), socket: filepath.Join(dir, "s"), whole: make(chan layer.Digest, 8)}
 	if w.blobs, err = bucket.Open(ctx, "file://"+filepath.Join(dir, "blobs")); err != nil {
 		t.Fatal(err)
 	}

@@ -1,21 +1,17 @@
-// Package rootfstest has what tests of mounts need instead of a hold.
-package rootfstest
+package linux
 
 import (
 	"context"
-	"errors"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opendsec/dsec"
 )
 
-// Keeper keeps descriptors as hold does, but not beyond this process. It
-// implements rootfs.Keeper.
+// Keeper keeps descriptors by name, but not beyond this process, as a hold does.
+// Its methods may be called concurrently.
 type Keeper struct {
 	mu sync.Mutex
 	m  map[string]*os.File
@@ -24,20 +20,7 @@ type Keeper struct {
 // NewKeeper has none.
 func NewKeeper() *Keeper { return &Keeper{m: map[string]*os.File{}} }
 
-// duplicate does not use Fd, which would make a descriptor block that all share.
-func duplicate(f *os.File) (*os.File, error) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	fd := -1
-	if e := raw.Control(func(n uintptr) { fd, err = unix.FcntlInt(n, unix.F_DUPFD_CLOEXEC, 0) }); e != nil || err != nil {
-		return nil, errors.Join(e, err)
-	}
-	return os.NewFile(uintptr(fd), f.Name()), nil
-}
-
-// Get implements rootfs.Keeper.
+// Get returns a new descriptor, or NotFound.
 func (k *Keeper) Get(_ context.Context, name string) (*os.File, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -45,12 +28,12 @@ func (k *Keeper) Get(_ context.Context, name string) (*os.File, error) {
 	if f == nil {
 		return nil, dsec.E(dsec.NotFound, "get descriptor", name, nil)
 	}
-	return duplicate(f)
+	return Duplicate(f)
 }
 
-// Put implements rootfs.Keeper.
+// Put stores a duplicate of f.
 func (k *Keeper) Put(_ context.Context, name string, f *os.File) error {
-	d, err := duplicate(f)
+	d, err := Duplicate(f)
 	if err != nil {
 		return err
 	}
@@ -63,7 +46,7 @@ func (k *Keeper) Put(_ context.Context, name string, f *os.File) error {
 	return nil
 }
 
-// Drop implements rootfs.Keeper.
+// Drop forgets it; unknown names are no error.
 func (k *Keeper) Drop(_ context.Context, name string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -74,7 +57,7 @@ func (k *Keeper) Drop(_ context.Context, name string) error {
 	return nil
 }
 
-// Names implements rootfs.Keeper.
+// Names lists what is kept under names that begin with prefix, sorted.
 func (k *Keeper) Names(_ context.Context, prefix string) (names []string, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
