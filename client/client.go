@@ -23,6 +23,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/api/dsec/v1/dsecv1connect"
 	"github.com/opendsec/dsec/api/wire"
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // Config of a Client.
@@ -187,21 +188,10 @@ func (c *Client) retry(ctx context.Context, op string, fn func() error) error {
 		if err == nil || try >= c.retries || dsec.ClassOf(err) != dsec.Unavailable {
 			return err
 		}
-		if !sleep(ctx, pause) {
+		if within.Sleep(ctx, pause) != nil {
 			return err
 		}
 		pause *= 4
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
 	"github.com/opendsec/dsec/api/wire"
+	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -138,7 +139,7 @@ func (p *Process) Follow(ctx context.Context, from Offsets, fn func(Chunk) error
 		if from != before {
 			try, pause = 0, firstPause
 		}
-		if dsec.ClassOf(err) != dsec.Unavailable || try >= p.c.retries || !sleep(ctx, pause) {
+		if dsec.ClassOf(err) != dsec.Unavailable || try >= p.c.retries || within.Sleep(ctx, pause) != nil {
 			return process.Result{}, err
 		}
 		pause *= 4

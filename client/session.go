@@ -8,6 +8,7 @@ import (
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
 	"github.com/opendsec/dsec/api/wire"
+	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -127,7 +128,7 @@ func (s *Session) run() {
 		tries++
 		final := s.ctx.Err() != nil || dsec.ClassOf(err) != dsec.Unavailable || tries > s.c.retries
 		if !final {
-			final = !sleep(s.ctx, pause)
+			final = within.Sleep(s.ctx, pause) != nil
 			pause *= 4
 		}
 		if final {
@@ -272,7 +273,7 @@ func (s *Session) failed(sandbox, exec string, err error) {
 	}
 	id, pause := s.id, firstPause<<(2*r.tries)
 	s.wg.Go(func() {
-		if !sleep(s.ctx, pause) {
+		if within.Sleep(s.ctx, pause) != nil {
 			return
 		}
 		s.mu.Lock()

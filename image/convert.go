@@ -11,6 +11,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image/erofs"
 	"github.com/opendsec/dsec/internal/fault"
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // Owner replaces the owner of everything in a layer.
@@ -122,12 +123,8 @@ func patiently(ctx context.Context, step func() error) error {
 		if dsec.ClassOf(err) != dsec.Unavailable || wait > 10*time.Second {
 			return err
 		}
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return errors.Join(ctx.Err(), err)
+		if ended := within.Sleep(ctx, wait); ended != nil {
+			return errors.Join(ended, err)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // gate is the way to one registry. When the registry limits its rate, every
@@ -26,7 +28,7 @@ func (g *gate) RoundTrip(req *http.Request) (*http.Response, error) {
 		wait := time.Until(g.until)
 		g.mu.Unlock()
 		if wait > 0 {
-			if err := pause(req.Context(), wait); err != nil {
+			if err := within.Sleep(req.Context(), wait); err != nil {
 				return nil, err
 			}
 		}

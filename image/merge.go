@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/opendsec/dsec/image/erofs"
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // MergeOptions say what Merge makes. The zero value of a limit is its default.
@@ -118,7 +119,7 @@ func (o *overlaid) write(ctx context.Context, dst Files, limits Options) (Result
 		if err != nil {
 			return Result{}, err
 		}
-		if c.in.Runs, err = data.Copy(ctxReaderAt{ctx, r}, c.in.Size, c.runs); err != nil {
+		if c.in.Runs, err = data.Copy(within.ReaderAt(ctx, r), c.in.Size, c.runs); err != nil {
 			return Result{}, fmt.Errorf("contents of inode %d: %w", c.node.NID, err)
 		}
 		limits.report(bytes, int64(i+1))

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // Puller fetches images layer by layer. What a registry says to one of its
@@ -198,7 +199,7 @@ func (f *fetching) Read(p []byte) (int, error) {
 		if f.failed++; f.failed > maxFailures || f.ctx.Err() != nil || !passing(err) {
 			return 0, registryError(f.remote.Name, err)
 		}
-		if err := pause(f.ctx, time.Second<<f.failed/2); err != nil {
+		if err := within.Sleep(f.ctx, time.Second<<f.failed/2); err != nil {
 			return 0, err
 		}
 	}
@@ -207,17 +208,6 @@ func (f *fetching) Read(p []byte) (int, error) {
 // passing tells whether what went wrong may not go wrong again.
 func passing(err error) bool {
 	return errors.Is(err, io.ErrUnexpectedEOF) || dsec.ClassOf(registryError("", err)) == dsec.Unavailable
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // fetch reads from the connection, which it makes if there is none.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // Mode is how requests go wrong.
@@ -109,7 +110,7 @@ func (s *Store) begin(ctx context.Context, op, verb, key string) (*state, Mode, 
 	}
 	if mode == Hang {
 		<-ctx.Done()
-	} else if err := sleep(ctx, st.Latency); err == nil {
+	} else if err := within.Sleep(ctx, st.Latency); err == nil {
 		switch mode {
 		case Forbidden:
 			return fail(dsec.PermissionDenied, syscall.EACCES)
@@ -121,17 +122,6 @@ func (s *Store) begin(ctx context.Context, op, verb, key string) (*state, Mode, 
 		return st, mode, nil
 	}
 	return fail(dsec.ClassOf(ctx.Err()), ctx.Err())
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // Open breaks bodies in the middle of what was asked for.

@@ -25,16 +25,17 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // Policy says how often and how long; zero values are the defaults.
 type Policy struct {
-	Tries   int                                       // default 4
-	First   time.Duration                             // most that is waited before the second try; doubles; default 200 ms
-	Most    time.Duration                             // most that is waited; default 5 s
-	Retried func(error)                               // is told each error that is not the last; nil: nobody
-	jitter  func() float64                            // 0 to 1
-	wait    func(context.Context, time.Duration) bool // false: the context ended
+	Tries   int            // default 4
+	First   time.Duration  // most that is waited before the second try; doubles; default 200 ms
+	Most    time.Duration  // most that is waited; default 5 s
+	Retried func(error)    // is told each error that is not the last; nil: nobody
+	jitter  func() float64 // 0 to 1
+	wait    func(context.Context, time.Duration) error
 }
 
 type store struct {
@@ -60,20 +61,9 @@ func New(s blob.Store, p Policy) blob.Store {
 		p.jitter = rand.Float64
 	}
 	if p.wait == nil {
-		p.wait = wait
+		p.wait = within.Sleep
 	}
 	return &store{s, p}
-}
-
-func wait(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // patience is what is left of it for one call.
@@ -93,7 +83,7 @@ func (q *patience) again(ctx context.Context, err error) error {
 	if until, ok := ctx.Deadline(); ok && time.Until(until) < d {
 		return err
 	}
-	if !q.p.wait(ctx, d) {
+	if q.p.wait(ctx, d) != nil {
 		e, _ := errors.AsType[*dsec.Error](err)
 		return dsec.E(dsec.ClassOf(ctx.Err()), e.Op, e.Object, e.Err)
 	}

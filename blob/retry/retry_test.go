@@ -16,6 +16,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/blob/bucket"
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // flaky fails calls, and breaks readers and listings, a number of times.
@@ -95,7 +96,7 @@ func broken(t *testing.T, p Policy) (*flaky, blob.Store) {
 	}
 	f := &flaky{Store: m}
 	if p.wait == nil {
-		p.wait = func(ctx context.Context, _ time.Duration) bool { return ctx.Err() == nil }
+		p.wait = func(ctx context.Context, _ time.Duration) error { return ctx.Err() }
 	}
 	return f, New(f, p)
 }
@@ -216,7 +217,7 @@ func TestWaitsGrowAndAreJittered(t *testing.T) {
 	} {
 		var got []time.Duration
 		f, s := broken(t, Policy{Tries: 6, First: 100, Most: 500, jitter: func() float64 { return c.jitter },
-			wait: func(_ context.Context, d time.Duration) bool { got = append(got, d); return true }})
+			wait: func(_ context.Context, d time.Duration) error { got = append(got, d); return nil }})
 		f.left.Store(100)
 		_, err := s.Open(t.Context(), "k", 0, -1)
 		if err == nil || !slices.Equal(got, c.want) {
@@ -227,9 +228,9 @@ func TestWaitsGrowAndAreJittered(t *testing.T) {
 
 func TestAContextThatEndsStopsTheWaiting(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	f, s := broken(t, Policy{First: time.Hour, Most: time.Hour, wait: func(ctx context.Context, d time.Duration) bool {
+	f, s := broken(t, Policy{First: time.Hour, Most: time.Hour, wait: func(ctx context.Context, d time.Duration) error {
 		cancel()
-		return wait(ctx, d)
+		return within.Sleep(ctx, d)
 	}})
 	f.left.Store(100)
 	if _, err := s.Open(ctx, "k", 0, -1); !errors.Is(err, dsec.Canceled.Err()) || !strings.Contains(err.Error(), "away") {

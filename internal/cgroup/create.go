@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // settings is what is noted on a group.
@@ -201,8 +202,7 @@ func (r *Root) removeBelow(ctx context.Context, name string) error {
 // removeBusy removes one group. It is busy while a process that was told to
 // die is still in it, or one that never was in the v2 group: those are killed.
 func removeBusy(ctx context.Context, d dir, name string) error {
-	wait := 50 * time.Microsecond
-	for {
+	for wait := 50 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) { // v1 has no event for "empty"
 		err := d.rmdir(name)
 		if !errors.Is(err, unix.EBUSY) {
 			return err
@@ -210,12 +210,7 @@ func removeBusy(ctx context.Context, d dir, name string) error {
 		if err := killListed(d, name); err != nil {
 			return err
 		}
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-			wait = min(2*wait, 20*time.Millisecond) // v1 has no event for "empty"
-		case <-ctx.Done():
-			t.Stop()
+		if within.Sleep(ctx, wait) != nil {
 			return errors.Join(context.Cause(ctx), err)
 		}
 	}

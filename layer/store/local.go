@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -189,19 +188,6 @@ func (s *Store) Verify(ctx context.Context, ref dsec.LayerRef) error {
 		_, _, err = s.verify(ctx, d)
 	}
 	return err
-}
-
-// ctxReader ends when a context does.
-type ctxReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c ctxReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(p)
 }
 
 // keepers says in words what keeps a layer.

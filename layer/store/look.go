@@ -10,6 +10,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/fault"
+	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -91,7 +92,7 @@ func (s *Store) verifyMeta(ctx context.Context, d layer.Digest, m layer.Manifest
 	}
 	defer meta.Close()
 	h := sha256.New()
-	n, err := io.Copy(h, ctxReader{ctx, meta})
+	n, err := io.Copy(h, within.Reader(ctx, meta))
 	if err != nil {
 		return err
 	}

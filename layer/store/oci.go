@@ -16,6 +16,7 @@ import (
 	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/image/erofs"
+	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -212,7 +213,7 @@ func (s *Store) onceForAll(ctx context.Context, key string, keys []string, waiti
 			return s.under(ctx, held, keys, work)
 		}
 		waiting()
-		if err := sleep(ctx, wait); err != nil {
+		if err := within.Sleep(ctx, wait); err != nil {
 			return converted{}, err
 		}
 	}
@@ -248,17 +249,6 @@ func (s *Store) noteAll(c converted, err error, keys []string) error {
 		}
 	}
 	return err
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // behind runs work that nobody waits for but Close.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -81,12 +82,8 @@ func (p *pin) clear(ctx context.Context, keys []string) error {
 		if !slices.ContainsFunc(keys, func(key string) bool { return removed[key] }) {
 			return nil
 		}
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return dsec.E(dsec.ClassOf(ctx.Err()), "wait for garbage collection", p.s.id, ctx.Err())
+		if err := within.Sleep(ctx, wait); err != nil {
+			return dsec.E(dsec.ClassOf(err), "wait for garbage collection", p.s.id, err)
 		}
 	}
 }

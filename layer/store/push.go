@@ -11,6 +11,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -108,7 +109,7 @@ func (s *Store) pushMeta(ctx context.Context, dir string, d layer.Digest, m laye
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(z, ctxReader{ctx, meta})
+	_, err = io.Copy(z, within.Reader(ctx, meta))
 	if err = errors.Join(err, z.Close()); err != nil {
 		return err
 	}
@@ -167,7 +168,7 @@ func (s *Store) pushData(ctx context.Context, pin *pin, of pushing) error {
 	}
 	defer p.close()
 	_, p.anew = layer.Span(ix.Offsets(), 0, of.first)
-	if ix, err = p.pack(ix, ctxReader{ctx, io.NewSectionReader(data, 0, m.Data.Size)}); err != nil {
+	if ix, err = p.pack(ix, within.Reader(ctx, io.NewSectionReader(data, 0, m.Data.Size))); err != nil {
 		return err
 	}
 	b, err := ix.Encode()

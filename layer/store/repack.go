@@ -11,6 +11,7 @@ import (
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/image/erofs"
 	"github.com/opendsec/dsec/internal/fault"
+	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -76,7 +77,7 @@ func (s *Store) repack(ctx context.Context, d layer.Digest, t layer.Trace) (laye
 		return layer.Info{}, err
 	}
 	defer closeAll(files)
-	a, err := rearrange(files, old, ctxReaderAt{ctx, data}, t)
+	a, err := rearrange(files, old, within.ReaderAt(ctx, data), t)
 	if err != nil {
 		return layer.Info{}, err
 	}
@@ -220,17 +221,4 @@ func (s *Store) moveTrace(ctx context.Context, t layer.Trace, to layer.Digest, a
 		return []layer.Range{{Off: int64(block) * erofs.BlockSize, Len: r.Len}}
 	})
 	return s.keepTrace(ctx, moved, true)
-}
-
-// ctxReaderAt ends when a context does.
-type ctxReaderAt struct {
-	ctx context.Context
-	r   io.ReaderAt
-}
-
-func (c ctxReaderAt) ReadAt(p []byte, off int64) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.ReadAt(p, off)
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/netpolicy"
 )
 
@@ -106,11 +107,7 @@ func waitUp(ctx context.Context, s *space, name string) error {
 		if err != nil || l.Attrs().OperState == netlink.OperUp {
 			return err
 		}
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if within.Sleep(ctx, wait) != nil {
 			return fmt.Errorf("start link %s: %w", name, context.Cause(ctx))
 		}
 	}
