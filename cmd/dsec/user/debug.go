@@ -2,14 +2,12 @@ package user
 
 import (
 	"context"
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"github.com/opendsec/dsec/client"
-	"github.com/opendsec/dsec/process"
 )
 
 // Debug is the verb that opens the disk of a sandbox in a new one.
@@ -50,7 +48,6 @@ Runs a shell in it, or the command, and removes it. The sandbox itself is not to
 
 // debugIn makes the sandbox, runs, and cleans up whatever happens meanwhile.
 func debugIn(ctx context.Context, a *attached, name string, argv []string, keep bool) error {
-	stderr := a.c.ErrOrStderr()
 	id, err := find(ctx, a.cl, name)
 	if err != nil {
 		return err
@@ -59,16 +56,5 @@ func debugIn(ctx context.Context, a *attached, name string, argv []string, keep 
 	if err != nil {
 		return err
 	}
-	if keep {
-		fmt.Fprintln(stderr, "dsec: sandbox", sb.ID)
-	} else {
-		defer func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWithin)
-			defer cancel()
-			if _, err := a.cl.Delete(ctx, sb.ID); err != nil {
-				fmt.Fprintln(stderr, "dsec:", err)
-			}
-		}()
-	}
-	return a.run(ctx, sb.ID, process.Spec{Argv: argv})
+	return a.runOnce(ctx, sb.ID, argv, keep)
 }

@@ -59,24 +59,29 @@ the image's own is run.`,
 
 // runIn makes the sandbox, runs, and cleans up whatever happens meanwhile.
 func runIn(ctx context.Context, a *attached, spec dsec.Spec, argv []string, keep bool) error {
-	stderr := a.c.ErrOrStderr()
 	sb, err := a.cl.Create(ctx, spec)
 	if err != nil {
-		fmt.Fprintln(stderr, "dsec:", err)
+		fmt.Fprintln(a.c.ErrOrStderr(), "dsec:", err)
 		return exitDsec
 	}
+	return a.runOnce(ctx, sb.ID, argv, keep)
+}
+
+// runOnce runs in a sandbox that was made for it, and removes it or says which it is.
+func (a *attached) runOnce(ctx context.Context, id dsec.SandboxID, argv []string, keep bool) error {
+	stderr := a.c.ErrOrStderr()
 	if keep {
-		fmt.Fprintln(stderr, "dsec: sandbox", sb.ID)
+		fmt.Fprintln(stderr, "dsec: sandbox", id)
 	} else {
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWithin)
 			defer cancel()
-			if _, err := a.cl.Delete(ctx, sb.ID); err != nil {
+			if _, err := a.cl.Delete(ctx, id); err != nil {
 				fmt.Fprintln(stderr, "dsec:", err)
 			}
 		}()
 	}
-	return a.run(ctx, sb.ID, process.Spec{Argv: argv})
+	return a.run(ctx, id, process.Spec{Argv: argv})
 }
 
 // imageCommand is what an image runs by itself.
