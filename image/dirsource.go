@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec/image/erofs"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // dirLayer is a directory of this machine, as it is: a file called .wh.x is a
@@ -124,7 +125,7 @@ func (w *dirWalk) emit(f *os.File, name string, listed *unix.Stat_t) error {
 func readXattrs(f *os.File) ([]erofs.Xattr, error) {
 	// Through /proc because an O_PATH descriptor refuses the f-calls.
 	self := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
-	names, err := growing(func(b []byte) (int, error) { return unix.Listxattr(self, b) })
+	names, err := linux.Growing(func(b []byte) (int, error) { return unix.Listxattr(self, b) })
 	if errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -137,7 +138,7 @@ func readXattrs(f *os.File) ([]erofs.Xattr, error) {
 		if !erofs.KnownXattr(name) || name == "security.selinux" {
 			continue
 		}
-		v, err := growing(func(b []byte) (int, error) { return unix.Getxattr(self, name, b) })
+		v, err := linux.Growing(func(b []byte) (int, error) { return unix.Getxattr(self, name, b) })
 		if errors.Is(err, unix.ENODATA) {
 			continue
 		}
@@ -147,19 +148,4 @@ func readXattrs(f *os.File) ([]erofs.Xattr, error) {
 		out = append(out, erofs.Xattr{Name: name, Value: v})
 	}
 	return out, nil
-}
-
-// growing calls a function that reports ERANGE for a buffer that is too small.
-func growing(call func([]byte) (int, error)) ([]byte, error) {
-	for size := 256; ; size *= 4 {
-		b := make([]byte, size)
-		n, err := call(b)
-		if errors.Is(err, unix.ERANGE) && size < 1<<20 {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		return b[:n], nil
-	}
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec/image/erofs"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // overlaid is what overlayfs noted on a directory of an upper.
@@ -107,7 +108,7 @@ func (s *Source) acl(v []byte) []byte {
 // goes away meanwhile was not there.
 func eachXattr(f *os.File, fn func(key string, value []byte) error) error {
 	list, get := fdXattrs(f)
-	names, err := growing(list)
+	names, err := linux.Growing(list)
 	if errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EPERM) {
 		return nil
 	}
@@ -115,7 +116,7 @@ func eachXattr(f *os.File, fn func(key string, value []byte) error) error {
 		return err
 	}
 	for key := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
-		value, err := growing(func(b []byte) (int, error) { return get(key, b) })
+		value, err := linux.Growing(func(b []byte) (int, error) { return get(key, b) })
 		if errors.Is(err, unix.ENODATA) {
 			continue
 		}
@@ -148,19 +149,4 @@ func fdXattrs(f *os.File) (list func([]byte) (int, error), get func(string, []by
 		return n, err
 	}
 	return list, get
-}
-
-// growing calls a function that reports ERANGE for a buffer that is too small.
-func growing(call func([]byte) (int, error)) ([]byte, error) {
-	for size := 256; ; size *= 4 {
-		b := make([]byte, size)
-		n, err := call(b)
-		if errors.Is(err, unix.ERANGE) && size < 1<<20 {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		return b[:n], nil
-	}
 }
