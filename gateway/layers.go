@@ -85,6 +85,11 @@ func (l *layers) make(ctx context.Context, source, path string, req proto.Messag
 }
 
 func (l *layers) stream(ctx context.Context, path string, req proto.Message, stream *connect.ServerStream[dsecv1.ImportResponse]) error {
+	return relayFrom(ctx, l, path, req, func() *dsecv1.ImportResponse { return &dsecv1.ImportResponse{} }, stream.Send)
+}
+
+// relayFrom passes on what the node that has the store answers to one call.
+func relayFrom[M proto.Message](ctx context.Context, l *layers, path string, req proto.Message, fresh func() M, send func(M) error) error {
 	node, err := l.layerNode()
 	if err != nil {
 		return err
@@ -96,8 +101,7 @@ func (l *layers) stream(ctx context.Context, path string, req proto.Message, str
 		return err
 	}
 	defer closer.Close()
-	return relay(r, closer, func() *dsecv1.ImportResponse { return &dsecv1.ImportResponse{} }, stream.Send,
-		&dsecv1.ImportResponse{})
+	return relay(r, closer, fresh, send, fresh())
 }
 
 // ask does one call on the node that has the store.
@@ -140,18 +144,7 @@ func (l *layers) Ensure(ctx context.Context, req *dsecv1.EnsureRequest, stream *
 			return dsec.Errorf(dsec.Invalid, "ensure images", dsec.Quote(ref), "not a reference to a registry")
 		}
 	}
-	node, err := l.layerNode()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := within(ctx, commitWithin)
-	defer cancel()
-	r, closer, err := l.cfg.Cluster.Stream(ctx, node, wire.PathEnsure, scope(ctx), req)
-	if err != nil {
-		return err
-	}
-	defer closer.Close()
-	return relay(r, closer, func() *dsecv1.EnsureResponse { return &dsecv1.EnsureResponse{} }, stream.Send, &dsecv1.EnsureResponse{})
+	return relayFrom(ctx, l, wire.PathEnsure, req, func() *dsecv1.EnsureResponse { return &dsecv1.EnsureResponse{} }, stream.Send)
 }
 
 func (l *layers) CreateTemplate(ctx context.Context, req *dsecv1.TemplateRequest) (*dsecv1.TemplateResponse, error) {
