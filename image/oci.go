@@ -36,15 +36,6 @@ type resolver struct {
 	opts  Options
 }
 
-// image reads the manifest that d leads to and describes the image.
-func (r resolver) image(ctx context.Context, d v1.Descriptor) (*opened, error) {
-	raw, err := r.read(ctx, d, maxManifest, true)
-	if err != nil {
-		return nil, err
-	}
-	return r.fromManifest(ctx, raw, d.MediaType, 0)
-}
-
 func (r resolver) fromManifest(ctx context.Context, raw []byte, kind types.MediaType, depth int) (*opened, error) {
 	if depth > maxNesting {
 		return nil, errors.New("index: nested too deep")

@@ -74,21 +74,6 @@ func Check(rawURL string) error {
 	return err
 }
 
-// Host is what a store is limited by: the server, or the directory.
-func Host(rawURL string) string {
-	u, err := parse(rawURL)
-	if err != nil {
-		return ""
-	}
-	if u.Scheme == "file" {
-		return u.Path
-	}
-	if e, err := url.Parse(u.Query().Get("endpoint")); err == nil && e.Host != "" {
-		return e.Host
-	}
-	return u.Host
-}
-
 // parse never quotes what it was given: somebody may have put a password there.
 func parse(rawURL string) (*url.URL, error) {
 	bad := func(format string, args ...any) (*url.URL, error) {
