@@ -259,10 +259,16 @@ func (m *Mounts) mountLayer(ctx context.Context, e *mounted, l layer.Local) (*os
 // again (bench/RESULTS.md).
 func (m *Mounts) giveBack() {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	var files []*os.File
 	for _, e := range m.all() {
 		if e.isReady() && e.data != nil {
-			_ = unix.Fadvise(int(e.data.Fd()), 0, 0, unix.FADV_DONTNEED) // only advice
+			files = append(files, e.data)
+		}
+	}
+	m.mu.Unlock() // creations wait for it, and much may be dropped
+	for _, f := range files {
+		if raw, err := f.SyscallConn(); err == nil { // one that was closed meanwhile has nothing to give back
+			_ = raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), 0, 0, unix.FADV_DONTNEED) }) // only advice
 		}
 	}
 }
