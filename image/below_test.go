@@ -2,10 +2,8 @@ package image
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path"
@@ -161,19 +159,7 @@ func stackOf(t testing.TB, sources []layerSource) (layers []converted, settled i
 
 func settle(t testing.TB, below *Below, c converted) (converted, error) {
 	t.Helper()
-	d := t.TempDir()
-	meta, err := os.Create(filepath.Join(d, "meta"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer meta.Close()
-	data, err := os.Create(filepath.Join(d, "data"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer data.Close()
-	res, err := below.Settle(context.Background(), openConverted(t, c), Files{Meta: meta, Data: data})
-	out := converted{res, meta.Name(), data.Name()}
+	out, err := made(t, func(to Files) (Result, error) { return below.Settle(context.Background(), openConverted(t, c), to) })
 	if err == nil {
 		if checkErr := openConverted(t, out).Check(); checkErr != nil {
 			t.Error(checkErr)
@@ -197,7 +183,7 @@ func TestAStackShowsTheTreeOfTheMergedImage(t *testing.T) {
 		for range 2 + r.IntN(3) {
 			members := consistent(nastyLayer(r))
 			b := makeTar(t, members...)
-			sources = append(sources, tarLayer{oci: true, open: func(context.Context) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }})
+			sources = append(sources, tarOf(b, true))
 			for _, m := range members {
 				text = append(text, fmt.Sprintf("%c %s %s", m.Typeflag, m.Name, m.Linkname))
 			}
@@ -228,7 +214,7 @@ func stacked(t testing.TB, tars ...[]byte) (root string, layers []converted) {
 	t.Helper()
 	var sources []layerSource
 	for _, b := range tars {
-		sources = append(sources, tarLayer{oci: true, open: func(context.Context) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }})
+		sources = append(sources, tarOf(b, true))
 	}
 	layers, _, err := stackOf(t, sources)
 	if err != nil {

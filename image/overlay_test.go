@@ -208,22 +208,10 @@ func mergeLayers(t testing.TB, layers []converted, opts MergeOptions) converted 
 	for _, l := range layers {
 		images = append(images, openConverted(t, l))
 	}
-	d := t.TempDir()
-	meta, err := os.Create(filepath.Join(d, "meta"))
+	c, err := made(t, func(to Files) (Result, error) { return Merge(context.Background(), images, to, opts) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer meta.Close()
-	data, err := os.Create(filepath.Join(d, "data"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer data.Close()
-	res, err := Merge(context.Background(), images, Files{Meta: meta, Data: data}, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := converted{res, meta.Name(), data.Name()}
 	if err := openConverted(t, c).Check(); err != nil {
 		t.Error(err)
 	}

@@ -149,7 +149,7 @@ func TestRandomLayersMatchARealUnpack(t *testing.T) {
 		for range 1 + r.IntN(3) {
 			members := randomLayer(r)
 			b := makeTar(t, members...)
-			sources = append(sources, tarLayer{oci: true, open: func(context.Context) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }})
+			sources = append(sources, tarOf(b, true))
 			for _, m := range members {
 				shown = append(shown, fmt.Sprintf("%c %s %s", m.Typeflag, m.Name, m.Linkname))
 			}
@@ -183,6 +183,17 @@ func convertLayers(t testing.TB, layers []layerSource) (converted, error) {
 
 func convertWith(t testing.TB, layers []layerSource, opts Options) (converted, error) {
 	t.Helper()
+	if err := opts.fill(); err != nil {
+		t.Fatal(err)
+	}
+	return made(t, func(to Files) (Result, error) {
+		return convert(context.Background(), &opened{layers: layers}, to, opts)
+	})
+}
+
+// made is what write makes in files of its own.
+func made(t testing.TB, write func(to Files) (Result, error)) (converted, error) {
+	t.Helper()
 	d := t.TempDir()
 	meta, err := os.Create(filepath.Join(d, "meta"))
 	if err != nil {
@@ -194,11 +205,13 @@ func convertWith(t testing.TB, layers []layerSource, opts Options) (converted, e
 		t.Fatal(err)
 	}
 	defer data.Close()
-	if err := opts.fill(); err != nil {
-		t.Fatal(err)
-	}
-	res, err := convert(context.Background(), &opened{layers: layers}, Files{Meta: meta, Data: data}, opts)
+	res, err := write(Files{Meta: meta, Data: data})
 	return converted{res, meta.Name(), data.Name()}, err
+}
+
+// tarOf is a layer of those bytes.
+func tarOf(b []byte, oci bool) tarLayer {
+	return tarLayer{oci: oci, open: func(context.Context) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}
 }
 
 func compareTrees(t testing.TB, what, real string, c converted) {
@@ -259,7 +272,7 @@ func FuzzConvert(f *testing.F) {
 	f.Add(makeTar(f, file("a", "1"), hardLink("b", "a"), symlink("c", "a"), dir("d"), xattr(file("e", "2"), "user.x", "y")), true)
 	f.Add(makeTar(f, file("d/.wh..wh..opq", ""), file(".wh.a", ""), node("n", tar.TypeBlock, 8, 1)), true)
 	f.Fuzz(func(t *testing.T, b []byte, oci bool) {
-		src := tarLayer{oci: oci, open: func(context.Context) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}
+		src := tarOf(b, oci)
 		c, err := convertLayers(t, []layerSource{src})
 		if err != nil {
 			if class := dsec.ClassOf(classify("convert", "fuzz", err)); class != dsec.Invalid {
