@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -161,15 +162,22 @@ func (s *sweeps) Sweep(_ context.Context, age time.Duration) (int, error) {
 }
 
 func TestLeftoversAreSweptAtOnceAndThenNowAndThen(t *testing.T) {
-	var s sweeps
-	stop := sweeping(&s, time.Millisecond, slog.New(slog.DiscardHandler))
-	for s.n.Load() < 3 {
-		time.Sleep(time.Millisecond)
-	}
-	stop()
-	n := s.n.Load()
-	time.Sleep(5 * time.Millisecond)
-	if s.n.Load() != n {
-		t.Error("it goes on after stop")
-	}
+	synctest.Test(t, func(t *testing.T) { // whose clock is exact
+		var s sweeps
+		stop := sweeping(&s, time.Minute, slog.New(slog.DiscardHandler))
+		synctest.Wait()
+		if n := s.n.Load(); n != 1 {
+			t.Errorf("%d times at once", n)
+		}
+		time.Sleep(2*time.Minute + time.Second)
+		n := s.n.Load()
+		if n != 3 {
+			t.Errorf("%d times in two minutes", n)
+		}
+		stop()
+		time.Sleep(time.Hour)
+		if s.n.Load() != n {
+			t.Error("it goes on after stop")
+		}
+	})
 }
