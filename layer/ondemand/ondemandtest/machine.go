@@ -219,7 +219,7 @@ func (x *Machine) newMount(device string) *os.File {
 	source := filepath.Join(x.dir, layer.MetaFile)
 	if x.mech.Loops {
 		for _, path := range []*string{&source, &device} {
-			dev := x.loop(*path)
+			dev := x.loop(*path, path == &device)
 			defer dev.Close() // the mount has it
 			*path = dev.Name()
 		}
@@ -232,7 +232,7 @@ func (x *Machine) newMount(device string) *os.File {
 	return m
 }
 
-func (x *Machine) loop(path string) *os.File {
+func (x *Machine) loop(path string, direct bool) *os.File {
 	x.t.Helper()
 	// Not by os.Open: the runtime would wait for events of it.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -241,7 +241,7 @@ func (x *Machine) loop(path string) *os.File {
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
-	dev, err := linux.Loop(f)
+	dev, err := linux.Loop(f, direct)
 	if err != nil {
 		x.t.Fatal(err)
 	}
