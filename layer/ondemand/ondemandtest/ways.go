@@ -48,7 +48,7 @@ func Device(t testing.TB, meta, data string) string {
 	o := &Origin{Backend: Backend{Name: "files", URL: "file://" + dir, Dir: dir}}
 	o.push(t, func(s *store.Store) (layer.Info, error) {
 		return s.Add(context.Background(), layer.New{Source: meta}, func(f image.Files) (dsec.Lineage, error) {
-			return dsec.Lineage{}, errors.Join(copyInto(f.Meta, meta), copyInto(f.Data, data))
+			return dsec.Lineage{Version: dsec.LineageVersion}, errors.Join(copyInto(f.Meta, meta), copyInto(f.Data, data))
 		})
 	})
 	x := newMachine(t, w.m, o, t.TempDir())
