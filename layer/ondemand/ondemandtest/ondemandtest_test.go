@@ -27,5 +27,7 @@ func TestConformance(t *testing.T) {
 // what is not here is read through a loop device over the file that waits for it.
 func TestE26_LoopDevicesOverFUSE(t *testing.T) {
 	dir := t.TempDir()
-	Run(t, throughLoops, Backend{Name: "files", URL: "file://" + dir, Dir: dir})
+	// What the store does wrong is the same whoever reads.
+	Run(t, throughLoops, Backend{Name: "files", URL: "file://" + dir, Dir: dir}, "every byte is right", "programs run", "a chunk is fetched once",
+		"the disk is full", "killed readers", "killed servers", "whole")
 }

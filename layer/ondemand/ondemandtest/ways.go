@@ -10,6 +10,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/image/erofs"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/store"
 )
@@ -48,7 +49,7 @@ func Device(t testing.TB, meta, data string) string {
 	o := &Origin{Backend: Backend{Name: "files", URL: "file://" + dir, Dir: dir}}
 	o.push(t, func(s *store.Store) (layer.Info, error) {
 		return s.Add(context.Background(), layer.New{Source: meta}, func(f image.Files) (dsec.Lineage, error) {
-			return dsec.Lineage{Version: dsec.LineageVersion}, errors.Join(copyInto(f.Meta, meta), copyInto(f.Data, data))
+			return dsec.Lineage{Version: dsec.LineageVersion}, copyLayer(f, meta, data)
 		})
 	})
 	x := newMachine(t, w.m, o, t.TempDir())
@@ -57,6 +58,23 @@ func Device(t testing.TB, meta, data string) string {
 		t.Fatalf("the metadata that came are others: %v", err)
 	}
 	return x.at.Device
+}
+
+// copyLayer leaves out what a store has behind the data.
+func copyLayer(to image.Files, meta, data string) error {
+	err := errors.Join(copyInto(to.Meta, meta), copyInto(to.Data, data))
+	if err != nil {
+		return err
+	}
+	st, err := to.Meta.Stat()
+	if err != nil {
+		return err
+	}
+	im, err := erofs.Open(to.Meta, st.Size(), nil)
+	if err != nil {
+		return err
+	}
+	return to.Data.Truncate(int64(im.DataBlocks()) * erofs.BlockSize)
 }
 
 func copyInto(to *os.File, from string) error {
