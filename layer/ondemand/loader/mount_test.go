@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -23,7 +24,7 @@ import (
 
 // loaderEnv makes this binary a loader, with the listening socket on descriptor 3,
 // of what is in the blob store that it names: who reads in the process that serves
-// can stand still for ever.
+// can stand still for ever. From SIGUSR1 on, nothing comes of the store.
 const loaderEnv = "DSEC_LOADER_TEST_BLOBS"
 
 func TestMain(m *testing.M) {
@@ -41,6 +42,12 @@ func loaderOf(blobs string) error {
 	}
 	slow := fault.New(s) // so that there is time to be killed in
 	slow.Set(fault.Faults{Latency: 3 * time.Millisecond, Bandwidth: 8 << 20})
+	hang := make(chan os.Signal, 1)
+	signal.Notify(hang, syscall.SIGUSR1)
+	go func() {
+		<-hang
+		slow.Set(fault.Faults{Mode: fault.Hang})
+	}()
 	l, err := net.FileListener(os.NewFile(3, "socket"))
 	if err != nil {
 		return err
@@ -51,12 +58,18 @@ func loaderOf(blobs string) error {
 // process starts a loader in a process of its own; end kills it.
 func (w *world) process() (end func()) {
 	w.t.Helper()
+	_, end = w.started()
+	return end
+}
+
+func (w *world) started() (p *os.Process, end func()) {
+	w.t.Helper()
 	c := exec.Command("/proc/self/exe")
 	c.Env = append(os.Environ(), loaderEnv+"=file://"+filepath.Join(w.dir, "blobs"))
 	c.ExtraFiles, c.Stderr = []*os.File{w.lis}, os.Stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must(w.t, c.Start())
-	return func() {
+	return c.Process, func() {
 		_ = c.Process.Kill()
 		_ = c.Wait() // it was killed
 	}
@@ -86,17 +99,21 @@ func loops(t *testing.T) map[string]bool {
 }
 
 // wantLoops: the newer ones are those of the layer where the kernel mounts no
-// files.
+// files, that of the data past the page cache.
 func wantLoops(t *testing.T, before map[string]bool) {
 	t.Helper()
-	n := 0
+	n, direct := 0, 0
 	for f := range loops(t) {
-		if !before[f] {
-			n++
+		if before[f] {
+			continue
+		}
+		n++
+		if dio, err := os.ReadFile(filepath.Join(filepath.Dir(f), "dio")); err == nil && string(dio) == "1\n" {
+			direct++
 		}
 	}
-	if k := linux.Kernel(); !k.AtLeast(6, 12) && n < 2 {
-		t.Errorf("Linux %v: %d loop devices, want those of metadata and data", k, n)
+	if k := linux.Kernel(); !k.AtLeast(6, 12) && (n != 2 || direct != 1) {
+		t.Errorf("Linux %v: %d loop devices, %d direct: want those of metadata and data", k, n, direct)
 	}
 	t.Logf("through %d loop devices", n)
 }
@@ -127,7 +144,7 @@ func TestE26_KilledLoadersLoseNothing(t *testing.T) {
 			defer root.Close()
 			wantLoops(t, before)
 			read := make(chan error, 1)
-			go func() { read <- ondemandtest.Read(t, root, w.tree) }()
+			go func() { read <- ondemandtest.Read(t, root, w.tree, "") }()
 			kills := 0
 			for done := false; !done; {
 				select {
@@ -170,6 +187,35 @@ func (w *world) leaves(m *rootfs.Mounts, root *os.File) {
 	})
 }
 
+// TestE26_AReadThatWaitsHoldsUpNoOther of the same layer, loop device or not.
+func TestE26_AReadThatWaitsHoldsUpNoOther(t *testing.T) {
+	w := newWorld(t, FUSE, plantMany(t))
+	loader, kill := w.started()
+	defer func() { kill() }()
+	w.eventually("the loader answers", w.answers)
+	m, root := w.mounted()
+	defer func() { must(t, m.Close()) }()
+	defer root.Close()
+	must(t, ondemandtest.Read(t, root, w.tree, "0")) // and with it come the small files beside it
+	requests := func() int64 { return w.status()[0].Requests }
+	before := requests()
+	must(t, loader.Signal(syscall.SIGUSR1))
+	waits := make(chan error, 1)
+	go func() { waits <- ondemandtest.Read(t, root, w.tree, "big") }()
+	w.eventually("what is not here is asked for", func() bool { return requests() > before })
+	must(t, ondemandtest.Read(t, root, w.tree, "1"))
+	select {
+	case err := <-waits:
+		t.Errorf("what nobody brings was read, or held up another read: %v", err)
+		waits <- err
+	default:
+	}
+	kill()
+	kill = w.process() // which brings it
+	must(t, <-waits)
+	w.leaves(m, root)
+}
+
 // TestReadersEndWithWhoCouldServe: when loader and keeper are gone, a read is an
 // error, and so is one that waits already; nothing stands still behind it.
 func TestReadersEndWithWhoCouldServe(t *testing.T) {
@@ -180,7 +226,7 @@ func TestReadersEndWithWhoCouldServe(t *testing.T) {
 	defer func() { must(t, m.Close()) }()
 	kill()
 	read := make(chan error, 1)
-	go func() { read <- ondemandtest.Read(t, root, w.tree) }()
+	go func() { read <- ondemandtest.Read(t, root, w.tree, "") }()
 	select {
 	case err := <-read:
 		t.Errorf("a read that nobody answers: %v", err)
@@ -197,7 +243,7 @@ func TestReadersEndWithWhoCouldServe(t *testing.T) {
 	if err := <-read; err == nil || !strings.Contains(err.Error(), syscall.EIO.Error()) {
 		t.Errorf("read: %v, want %v", err, syscall.EIO)
 	}
-	if err := ondemandtest.Read(t, root, w.tree); err == nil {
+	if err := ondemandtest.Read(t, root, w.tree, ""); err == nil {
 		t.Error("a read of what nobody serves is right")
 	}
 	must(t, root.Close())

@@ -346,11 +346,11 @@ func reader(t testing.TB, r reading, mount *os.File) *exec.Cmd {
 	return c
 }
 
-// Read has a process of its own read all that a mount shows of a tree, and
-// compare. It fails after a bound.
-func Read(t testing.TB, mount *os.File, tree string) error {
+// Read has a process of its own read a file of a tree, or all ("") of them, from a
+// mount that shows the tree, and compare. It fails after a bound.
+func Read(t testing.TB, mount *os.File, tree, file string) error {
 	t.Helper()
-	return bounded(reader(t, reading{Tree: tree}, mount), io.Discard)
+	return bounded(reader(t, reading{Tree: tree, File: file}, mount), io.Discard)
 }
 
 // Read has a process read; it fails after a bound and is killed then.
