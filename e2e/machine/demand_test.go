@@ -188,9 +188,10 @@ func TestH11_ARunningDatabaseIsConsistent(t *testing.T) {
 		s.layer("box", grown(t, base(t, 20), func(put func(string, int64, []byte)) { linked(t, "sqlite3", put) }))
 		for _, mode := range []string{"wal", "delete"} {
 			id := s.create(nil)
-			p, err := s.Exec(t.Context(), id, process.Spec{Argv: []string{"/bin/sh", "-c", `exec 2>&1
-				echo "pragma journal_mode=` + mode + `; pragma synchronous=off; create table t(i integer primary key, x blob);" | sqlite3 /root/db
-				i=0; while :; do i=$((i+1)); echo "insert into t(x) values(randomblob(3000));"; [ $i = 50 ] && echo "update t set x=randomblob(2000) where i % 7 = 1;" && i=0; done | sqlite3 /root/db`}})
+			// Who looks must not keep the writer from its first lock.
+			p, err := s.Exec(t.Context(), id, process.Spec{Argv: []string{"/bin/sh", "-c", `exec 2>&1; db="sqlite3 -cmd '.timeout 5000' /root/db"
+				echo "pragma journal_mode=` + mode + `; pragma synchronous=off; create table t(i integer primary key, x blob);" | eval $db
+				i=0; while :; do i=$((i+1)); echo "insert into t(x) values(randomblob(3000));"; [ $i = 50 ] && echo "update t set x=randomblob(2000) where i % 7 = 1;" && i=0; done | eval $db`}})
 			if err != nil {
 				t.Fatal(err)
 			}

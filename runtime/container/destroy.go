@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -234,8 +235,11 @@ const startRoom = 1 << 20
 // takeRoom, which a kill may have prevented the last time, its limit is higher.
 func (b *build) makeRoom(ctx context.Context) error {
 	id, limit := string(b.sb.id), b.rec.Request.Spec.Limits.Disk
+	if limit == 0 || !diskpool.Shrinks(b.r.disks) { // then what is removed first has to be enough
+		return nil
+	}
 	u, err := b.r.disks.Usage(ctx, id)
-	if err != nil || limit == 0 {
+	if err != nil {
 		return err
 	}
 	if b.hasRoom = u.Used+startRoom > limit; b.hasRoom {
@@ -243,11 +247,7 @@ func (b *build) makeRoom(ctx context.Context) error {
 	} else if u.Limit <= limit {
 		return nil
 	}
-	err = b.r.disks.Resize(ctx, id, limit)
-	if dsec.ClassOf(err) == dsec.Unsupported { // what is removed first has to be enough
-		b.hasRoom, err = false, nil
-	}
-	return err
+	return b.r.disks.Resize(ctx, id, limit)
 }
 
 func (b *build) takeRoom(ctx context.Context) error {
@@ -255,11 +255,7 @@ func (b *build) takeRoom(ctx context.Context) error {
 		return nil
 	}
 	b.hasRoom = false
-	err := b.r.disks.Resize(ctx, string(b.sb.id), b.rec.Request.Spec.Limits.Disk)
-	if dsec.ClassOf(err) == dsec.Unsupported { // it cannot shrink: the next time there is room
-		err = nil
-	}
-	return err
+	return b.r.disks.Resize(ctx, string(b.sb.id), b.rec.Request.Spec.Limits.Disk)
 }
 
 // sample reads what a sandbox uses, or used before it stopped.
