@@ -243,7 +243,7 @@ func (m *Mounts) mountLayer(ctx context.Context, e *mounted, l layer.Local) (*os
 	if e.demand = d.Kind != ""; !e.demand {
 		e.name = keptPrefix + string(l.Digest)
 	}
-	f, err := mountErofs(l.Meta, d.Path, m.opts.forceLoop)
+	f, err := mountErofs(l.Meta, d, m.opts.forceLoop)
 	if err == nil && d.Path != "" {
 		e.data, err = openQuietly(d.Path)
 		if err != nil {

@@ -52,6 +52,9 @@ type Device struct {
 	Path  string   // of the file; empty if the layer has no data
 	Kind  string   // of the mechanism that brings them on demand; empty: all are there
 	Mount *os.File // what the path leads through, closed when the layer is mounted; may be nil
+	// NoLoop: the mechanism does not see what is read through a loop device, which
+	// would be given holes.
+	NoLoop bool
 }
 
 // Plan is how mounts are kept and combined. The kernel decides which one

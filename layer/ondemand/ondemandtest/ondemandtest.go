@@ -9,7 +9,10 @@
 // The test binary serves and reads in processes that it starts from itself, so
 // its TestMain calls Main:
 //
-//	func TestMain(m *testing.M) { os.Exit(ondemandtest.Main(m, mechanisms...)) }
+//	func TestMain(m *testing.M) { os.Exit(ondemandtest.Main(m)) }
+//
+// Tests of what layers show run over layers that come in every way there is with
+// EachWay.
 package ondemandtest
 
 import (
@@ -46,6 +49,8 @@ type Mechanism struct {
 	// Stays says that what is mounted is good without a server when the layer is
 	// whole, after Whole.
 	Stays bool
+	// Loops says that a layer is mounted through loop devices.
+	Loops bool
 }
 
 // Attached is what outlives the servers of one data file.
@@ -59,11 +64,11 @@ type Attached struct {
 const serverEnv, readerEnv = "DSEC_ONDEMAND_SERVER", "DSEC_ONDEMAND_READER"
 
 // Main runs the tests, or is one of the processes that they start.
-func Main(m *testing.M, mechanisms ...Mechanism) int {
+func Main(m *testing.M) int {
 	var err error
 	switch {
 	case os.Getenv(serverEnv) != "":
-		err = serve([]byte(os.Getenv(serverEnv)), mechanisms)
+		err = serve([]byte(os.Getenv(serverEnv)))
 	case os.Getenv(readerEnv) != "":
 		err = read([]byte(os.Getenv(readerEnv)))
 	case os.Getenv(rootEnv) != "":
@@ -95,7 +100,7 @@ const (
 	firstFD
 )
 
-func serve(raw []byte, mechanisms []Mechanism) error {
+func serve(raw []byte) error {
 	var o order
 	if err := json.Unmarshal(raw, &o); err != nil {
 		return err
@@ -122,7 +127,7 @@ func serve(raw []byte, mechanisms []Mechanism) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
-	for _, m := range mechanisms {
+	for _, m := range Mechanisms() {
 		if m.Name != o.Mechanism {
 			continue
 		}
