@@ -5,9 +5,10 @@ import (
 	"hash"
 	"io"
 	"os"
-	"sync"
+	"runtime"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
@@ -106,9 +107,12 @@ func (p *packer) pack(ix layer.Index, data io.Reader) (layer.Index, error) {
 	return ix, nil
 }
 
-// write compresses a batch and writes it in order.
+// write compresses a batch and writes it in order. Nobody on this machine waits
+// for a push, but sandboxes that already run on the layer do for the CPUs: half
+// of those are left to them.
 func (p *packer) write(batch []frame) error {
-	var wg sync.WaitGroup
+	var g errgroup.Group
+	g.SetLimit(max(1, runtime.GOMAXPROCS(0)/2))
 	for i := range batch {
 		f := &batch[i]
 		f.out = f.out[:0]
@@ -118,16 +122,17 @@ func (p *packer) write(batch []frame) error {
 		if _, ok := p.mine[f.c.Sum]; ok {
 			continue
 		}
-		wg.Go(func() {
+		g.Go(func() error {
 			f.err = nil
 			if sha256.Sum256(f.plain) != f.c.Sum {
 				f.err = dsec.Errorf(dsec.Corrupt, "push layer", p.dir, "data does not have the sums of the manifest")
 			} else if !allZero(f.plain) {
 				f.out = p.z.EncodeAll(f.plain, f.out)
 			}
+			return f.err
 		})
 	}
-	wg.Wait()
+	_ = g.Wait() // each frame has its error
 	for i := range batch {
 		if err := p.put(&batch[i]); err != nil {
 			return err
