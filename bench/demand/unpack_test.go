@@ -3,6 +3,7 @@ package demand
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"os"
@@ -121,7 +122,7 @@ func pull(ctx context.Context, from source, name, to string) error {
 	}
 	defer r.Close()
 	cmd := exec.CommandContext(ctx, "tar", "-xzf", "-", "-C", to, "--numeric-owner", "--xattrs")
-	cmd.Stdin = r
+	cmd.Stdin = io.TeeReader(r, sha256.New()) // every client of a registry hashes what it gets
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("unpack %s: %w: %s", name, err, bytes.TrimSpace(out))
 	}
