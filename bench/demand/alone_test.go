@@ -15,7 +15,7 @@ func TestAlone(t *testing.T) {
 	w := newWorld(t)
 	w.Proxy.Set(fault.Faults{Latency: latency})
 	rounds := number(t, "DSEC_DEMAND_ROUNDS", 1)
-	text := "| program | way | done | requests | fetched MiB | reads that waited | s in all |\n|---|---|---|---|---|---|---|"
+	text := "| program | way | done | requests | fetched MiB | plain/touched | reads that waited | s in all |\n|---|---|---|---|---|---|---|---|"
 	for _, e := range w.envs {
 		t.Run(e.Name, func(t *testing.T) {
 			var all []outcome
@@ -23,7 +23,7 @@ func TestAlone(t *testing.T) {
 				all = append(all, alone(t, w, e)...)
 			}
 			for _, o := range middle(all) {
-				text += fmt.Sprintf("\n| %s | %s | %.2f s | %d | %.1f | %d | %.2f |", e.Name, o.way, o.last().Seconds(), o.requests, mib(o.fetched), o.stalls, o.stalled.Seconds())
+				text += fmt.Sprintf("\n| %s | %s | %.2f s | %d | %.1f | %.2f | %d | %.2f |", e.Name, o.way, o.last().Seconds(), o.requests, mib(o.fetched), float64(o.plain)/float64(max(o.touched, 1)), o.stalls, o.stalled.Seconds())
 			}
 		})
 	}
