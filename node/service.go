@@ -40,6 +40,7 @@ type Sandbox struct {
 	Starts  int
 	Steps   []dsec.Step // of its last creation or start
 	Kept    *Kept       // its disk, packed because it failed; nil: it is not
+	Blame   *dsec.Blame // what its end will be put down to; nil: to what ends it
 }
 
 // Kept says where the disk of a failed sandbox is.
