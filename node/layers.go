@@ -14,9 +14,10 @@ const (
 )
 
 // LayerFailed puts down to the platform, durably, whatever becomes of the
-// sandboxes that lived with a layer when a read of it was an error (at, or some
-// time since): one of them has seen the error, and which one nobody knows, for
-// they read through one mount. It is to be called before the reader is told.
+// sandboxes that have a layer of which reads are errors, the first of them at
+// that time, and of those that have ended since: one of them sees the error, and
+// which one nobody knows, for they read through one mount. It is to be called
+// before the reader is told.
 //
 // None of them is ended: it may not have been the one, and who uses it may know
 // better. Commands that end from then on say so (process.Result.Blame), and the
@@ -41,7 +42,7 @@ func (b *box) layerFailed(d layer.Digest, at time.Time, err error) (marked bool)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	r := &b.rec
-	if b.gone || !slices.Contains(r.Digests, string(d)) || at.Before(r.Created) {
+	if b.gone || !slices.Contains(r.Digests, string(d)) {
 		return false
 	}
 	switch r.State {
@@ -56,7 +57,7 @@ func (b *box) layerFailed(d layer.Digest, at time.Time, err error) (marked bool)
 	why := "layer " + string(d) + ": " + err.Error()
 	switch {
 	case r.Blame == nil:
-		r.Blame = &dsec.Blame{Cause: dsec.CauseInfraImage, Since: at.UTC(), Evidence: []string{why}}
+		r.Blame = &dsec.Blame{Cause: dsec.CauseInfraImage, Since: later(at, r.Created).UTC(), Evidence: []string{why}}
 		r.Result = r.verdict(r.Result)
 		marked = true
 	case len(r.Blame.Evidence) < blamedEvidence && !slices.Contains(r.Blame.Evidence, why):

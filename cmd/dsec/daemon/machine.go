@@ -35,8 +35,8 @@ type machine struct {
 	// for one command.
 	onDemand bool
 	loader   *loader.Client
-	whole    func(context.Context, layer.Digest)        // all data of a layer are here
-	failed   func(context.Context, layer.Digest, error) // a read of a layer was an error
+	whole    func(context.Context, layer.Digest)                        // all data of a layer are here
+	failed   func(context.Context, layer.Digest, time.Time, error) bool // a read of a layer is an error
 	order    func(context.Context, layer.Digest) []layer.Range
 	read     func(context.Context, layer.Digest, []layer.Range)
 }

@@ -33,13 +33,14 @@ func (a *agent) promote(ctx context.Context, d layer.Digest) {
 	}
 }
 
-// noteFailure tells the sandboxes that a failed read may have reached.
-func (a *agent) noteFailure(ctx context.Context, d layer.Digest, err error) {
+// noteFailure writes down which sandboxes a failed read may reach, before it does.
+func (a *agent) noteFailure(ctx context.Context, d layer.Digest, at time.Time, err error) bool {
 	if !a.isOpen(ctx) {
-		return
+		return false
 	}
-	slog.Warn("a read of a layer was an error", "layer", d, "err", err)
-	a.node.LayerFailed(d, err)
+	slog.Warn("a read of a layer is an error", "layer", d, "err", err)
+	a.node.LayerFailed(d, at, err)
+	return true
 }
 
 // ahead is what others read first of a layer.

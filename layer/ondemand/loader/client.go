@@ -25,9 +25,12 @@ type Config struct {
 	Mechanism string
 
 	// Whole is called when all data of a layer are here, durably; Failed when
-	// a read of one was answered with an error. They may be called concurrently.
+	// reads of one will be answered with an error, of which the first failed at
+	// that time. The readers are told when it returns true: when it is written
+	// down who may be one. If it does not, the next agent is told. They may be
+	// called concurrently.
 	Whole  func(context.Context, layer.Digest)
-	Failed func(context.Context, layer.Digest, error)
+	Failed func(ctx context.Context, d layer.Digest, at time.Time, err error) bool
 
 	// Order is what to bring of a layer that is about to be read, before it is
 	// asked for; Read is called with what was read first, some time after a
@@ -182,8 +185,11 @@ func (c *Client) told(f frame) {
 			c.c.Whole(c.ctx, f.Digest)
 		}
 	case opTrouble:
-		if c.c.Failed != nil {
-			c.c.Failed(c.ctx, f.Digest, f.err())
+		if c.c.Failed != nil && !c.c.Failed(c.ctx, f.Digest, f.At, f.err()) {
+			return
+		}
+		if _, err := c.ask(c.ctx, frame{Op: opNoted, Digest: f.Digest, Number: f.Number}); err != nil && c.ctx.Err() == nil {
+			c.c.Log.Warn("tell the loader that a failed read is noted", "layer", f.Digest, "err", err)
 		}
 	case opEnded:
 		c.Note(f.Digest)

@@ -23,7 +23,10 @@ type Options struct {
 	Lanes    int           // requests at one time; default 32
 	Deadline time.Duration // after which a read that cannot be served is an error; default 30 s
 	Window   time.Duration // how long the trace of a layer is written; default 2 min
-	Log      *slog.Logger
+	// NoteWithin is how long a reader waits for the agent to note that its read
+	// failed; default 10 s.
+	NoteWithin time.Duration
+	Log        *slog.Logger
 }
 
 // Server is the loader.
@@ -53,7 +56,8 @@ type served struct {
 	data     data
 	l        *ondemand.Layer // data, unless the layer was whole when it came
 	sessions map[string]bool // true: by events, which does not end by itself
-	told     time.Time       // when the last trouble was told
+	trouble  troubles
+	said     time.Time // when the last one was logged
 }
 
 // NewServer serves nothing yet.
@@ -63,6 +67,9 @@ func NewServer(o Options) *Server {
 	}
 	if o.Window == 0 {
 		o.Window = 2 * time.Minute
+	}
+	if o.NoteWithin == 0 {
+		o.NoteWithin = noteWithin
 	}
 	s := &Server{opts: o, lanes: ondemand.NewLanes(o.Lanes), layers: map[layer.Digest]*served{}, files: map[fileID]*served{}, ready: make(chan struct{})}
 	s.ctx, s.stop = context.WithCancel(context.Background())
@@ -133,6 +140,9 @@ func (s *Server) handle(c *conn, f frame) {
 			close(s.ready)
 		}
 		s.mu.Unlock()
+		s.tellAgain()
+	case opNoted:
+		s.noted(f.Digest, f.Number)
 	case opStatus:
 		answer.Layers = s.status()
 	case opFetch:
@@ -284,21 +294,6 @@ func readIndex(f *os.File, table layer.Digest) (layer.Index, error) {
 		return layer.Index{}, err
 	}
 	return layer.DecodeIndexOf(b, table)
-}
-
-const troubleEvery = time.Second
-
-func (s *Server) trouble(x *served, err error) {
-	s.mu.Lock()
-	quiet := time.Since(x.told) < troubleEvery
-	if !quiet {
-		x.told = time.Now()
-	}
-	s.mu.Unlock()
-	if !quiet {
-		s.opts.Log.Warn("a read of a layer failed", "layer", x.digest, "err", err)
-		s.tell(frame{Op: opTrouble, Digest: x.digest, Error: troubleOf(err)})
-	}
 }
 
 func (s *Server) find(op string, d layer.Digest) (*ondemand.Layer, error) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -34,6 +35,7 @@ const (
 	opStatus op = "status" // of every layer
 	opTrace  op = "trace"  // what was read first of a layer
 	opLet    op = "let"    // a layer of which no session is left
+	opNoted  op = "noted"  // a trouble is written down
 
 	opDone    op = "done"    // all data of a layer are here
 	opEnded   op = "ended"   // the last user of a session is gone
@@ -55,6 +57,8 @@ type frame struct {
 	Layers  []Status     `json:"layers,omitempty"`
 	Events  bool         `json:"events,omitempty"` // of hello: a group is being answered; of let: all sessions by events end
 	PID     int          `json:"pid,omitempty"`
+	Number  uint64       `json:"number,omitempty"` // of a trouble: failed reads it speaks of; of noted: the same
+	At      time.Time    `json:"at,omitzero"`      // of a trouble: when the first of them failed
 
 	files []*os.File
 }
