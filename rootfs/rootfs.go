@@ -52,6 +52,9 @@ type Device struct {
 	Path  string   // of the file; empty if the layer has no data
 	Kind  string   // of the mechanism that brings them on demand; empty: all are there
 	Mount *os.File // what the path leads through, closed when the layer is mounted; may be nil
+	// Session is what the data come by, if it is of this device alone: when it
+	// has ended before its mount, see Lost, reads of that are errors for ever.
+	Session string
 }
 
 // Plan is how mounts are kept and combined. The kernel decides which one

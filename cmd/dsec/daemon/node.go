@@ -49,7 +49,7 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 	}
 	// First, because the hold must not inherit the credentials.
 	a.onDemand, a.opened = true, make(chan struct{})
-	a.whole, a.failed, a.order, a.read = a.promote, a.noteFailure, a.ahead, a.record
+	a.whole, a.failed, a.ended, a.order, a.read = a.promote, a.noteFailure, a.noteEnd, a.ahead, a.record
 	steps := append([]lifecycle.Step{a.openBlobs(s, log)}, a.steps(s, log)...)
 	steps = append(steps,
 		lifecycle.Step{Name: "layers", Do: func(context.Context) (err error) {

@@ -32,6 +32,10 @@ type Config struct {
 	Whole  func(context.Context, layer.Digest)
 	Failed func(ctx context.Context, d layer.Digest, at time.Time, err error) bool
 
+	// Ended is called when what a device came by (rootfs.Device.Session) has
+	// ended: the kernel has let go of the mount, or nobody can read it any more.
+	Ended func(ctx context.Context, d layer.Digest, session string)
+
 	// Order is what to bring of a layer that is about to be read, before it is
 	// asked for; Read is called with what was read first, some time after a
 	// layer was mounted and when it is let go. nil: neither.
@@ -193,6 +197,9 @@ func (c *Client) told(f frame) {
 		}
 	case opEnded:
 		c.Note(f.Digest)
+		if c.c.Ended != nil {
+			c.c.Ended(c.ctx, f.Digest, numberOf(f.Session))
+		}
 		c.forget(f.Session, f.Digest)
 	}
 }
