@@ -68,7 +68,7 @@ func (l *Layer) take(from, to int, demand bool) []*flight {
 		}
 		wait = append(wait, f)
 	}
-	if demand && !l.closed {
+	if demand && !l.closed && !l.full() {
 		// What is near is wanted next more often than not, and comes with the same request.
 		near := sort.Search(len(l.offs), func(i int) bool { return l.offs[i] >= l.offs[to]+nearBytes })
 		for i := to; len(mine) > 0 && !l.ahead.expects(from, to) && i < min(near, len(l.parts.Index.Chunks)); i++ {
@@ -99,7 +99,7 @@ func (l *Layer) follow(from, to int) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.closed || l.full() {
 		return
 	}
 	l.launch(l.runAhead(from, to), false)
@@ -248,7 +248,9 @@ func (l *Layer) landAll(r *run, in io.Reader) error {
 			continue
 		}
 		b.plain = plain
-		if err := l.land(i, plain); err != nil {
+		if err := l.land(i, plain); dsec.ClassOf(err) == dsec.NoSpace {
+			l.crash(r, []int{i}, err) // there may be room for a smaller one
+		} else if err != nil {
 			return err
 		}
 	}

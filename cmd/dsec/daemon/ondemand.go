@@ -59,6 +59,15 @@ func passes(err error) bool {
 	return false
 }
 
+// noteShort has the layers trimmed. If that is waited for already, it is for this
+// one too.
+func (a *agent) noteShort(_ context.Context, diskFull bool) {
+	select {
+	case a.shorts <- diskFull:
+	default:
+	}
+}
+
 // noteEnd finds out whether a mount is still used whose data nobody can bring any
 // more.
 func (a *agent) noteEnd(ctx context.Context, d layer.Digest, session string) {

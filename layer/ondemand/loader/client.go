@@ -11,6 +11,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/ondemand"
 	"github.com/opendsec/dsec/rootfs"
 )
 
@@ -35,6 +36,11 @@ type Config struct {
 	// Ended is called when what a device came by (rootfs.Device.Session) has
 	// ended: the kernel has let go of the mount, or nobody can read it any more.
 	Ended func(ctx context.Context, d layer.Digest, session string)
+
+	// Short is called when a loader has come, and when something found no room
+	// to be kept, on the disk or within what Room has said, which is to be told
+	// again then.
+	Short func(ctx context.Context, diskFull bool)
 
 	// Order is what to bring of a layer that is about to be read, before it is
 	// asked for; Read is called with what was read first, some time after a
@@ -139,6 +145,9 @@ func (c *Client) talk() error {
 	if err := c.handOver(); err != nil {
 		c.c.Log.Error("hand layers to the loader", "err", err)
 	}
+	if c.c.Short != nil {
+		c.work.Go(func() { c.c.Short(c.ctx, false) })
+	}
 	return <-ended
 }
 
@@ -194,6 +203,10 @@ func (c *Client) told(f frame) {
 		}
 		if _, err := c.ask(c.ctx, frame{Op: opNoted, Digest: f.Digest, Number: f.Number}); err != nil && c.ctx.Err() == nil {
 			c.c.Log.Warn("tell the loader that a failed read is noted", "layer", f.Digest, "err", err)
+		}
+	case opShort:
+		if c.c.Short != nil {
+			c.c.Short(c.ctx, f.Full)
 		}
 	case opEnded:
 		c.Note(f.Digest)
@@ -284,4 +297,20 @@ func (c *Client) PID(ctx context.Context) (int, error) {
 func (c *Client) Status(ctx context.Context) ([]Status, error) {
 	a, err := c.ask(ctx, frame{Op: opStatus})
 	return a.Layers, err
+}
+
+// Room says how many bytes more the loader may keep of what is read by FUSE. What
+// is beyond it answers without keeping it. By events all is kept.
+func (c *Client) Room(ctx context.Context, left int64) error {
+	_, err := c.ask(ctx, frame{Op: opRoom, Left: left})
+	return err
+}
+
+// Through is what the loader has answered without keeping it.
+func (c *Client) Through(ctx context.Context) (ondemand.Through, error) {
+	a, err := c.ask(ctx, frame{Op: opStatus})
+	if err != nil || a.Through == nil {
+		return ondemand.Through{}, err
+	}
+	return *a.Through, nil
 }

@@ -33,6 +33,7 @@ type Options struct {
 type Server struct {
 	opts  Options
 	lanes *ondemand.Lanes
+	room  *ondemand.Room
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -72,6 +73,7 @@ func NewServer(o Options) *Server {
 		o.NoteWithin = noteWithin
 	}
 	s := &Server{opts: o, lanes: ondemand.NewLanes(o.Lanes), layers: map[layer.Digest]*served{}, files: map[fileID]*served{}, ready: make(chan struct{})}
+	s.room = ondemand.NewRoom(func(diskFull bool) { go s.tell(frame{Op: opShort, Full: diskFull}) })
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -143,8 +145,11 @@ func (s *Server) handle(c *conn, f frame) {
 		s.tellAgain()
 	case opNoted:
 		s.noted(f.Digest, f.Number)
+	case opRoom:
+		s.room.SetLeft(f.Left)
 	case opStatus:
-		answer.Layers = s.status()
+		through := s.room.Through()
+		answer.Layers, answer.Through = s.status(), &through
 	case opFetch:
 		s.work.Go(func() {
 			answer.Error = troubleOf(s.fetch(&f))
@@ -228,6 +233,9 @@ func (s *Server) serve(f *frame) error {
 		return nil
 	}
 	if x.sessions[f.Session] = byEvents; byEvents {
+		if x.l != nil {
+			x.l.KeepAll()
+		}
 		return nil
 	}
 	dev, journal := f.files[fileDev], f.files[fileJournal]
@@ -281,7 +289,7 @@ func (s *Server) open(f *frame) (*ondemand.Layer, error) {
 	data := f.files[fileData]
 	f.files[fileData] = nil
 	l, err := ondemand.Open(ondemand.Parts{Digest: f.Digest, Index: ix, Data: data, Present: present},
-		ondemand.Options{Blobs: s.opts.Blobs, Lanes: s.lanes, Deadline: s.opts.Deadline, Window: s.opts.Window})
+		ondemand.Options{Blobs: s.opts.Blobs, Lanes: s.lanes, Deadline: s.opts.Deadline, Window: s.opts.Window, Room: s.room})
 	if err != nil {
 		return nil, errors.Join(err, present.Close(), data.Close())
 	}

@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -46,6 +47,8 @@ type Mechanism struct {
 	// Stays says that what is mounted is good without a server when the layer is
 	// whole, after Whole.
 	Stays bool
+	// Through says that what there is no room for on the disk can be read.
+	Through bool
 }
 
 // Attached is what outlives the servers of one data file.
@@ -111,11 +114,15 @@ func serve(raw []byte, mechanisms []Mechanism) error {
 	if err != nil {
 		return err
 	}
-	l, err := ondemand.Open(parts, ondemand.Options{Blobs: broken, Deadline: o.Deadline})
+	room := ondemand.NewRoom(nil)
+	l, err := ondemand.Open(parts, ondemand.Options{Blobs: broken, Deadline: o.Deadline, Room: room})
 	if err != nil {
 		return err
 	}
-	go control(l, broken)
+	if i := slices.IndexFunc(mechanisms, func(m Mechanism) bool { return m.Name == o.Mechanism }); i >= 0 && !mechanisms[i].Through {
+		l.KeepAll()
+	}
+	go control(l, broken, room)
 	var files []*os.File
 	for i := range o.Files {
 		files = append(files, os.NewFile(uintptr(firstFD+i), "file"))
@@ -182,11 +189,13 @@ type said struct {
 	Last     dsec.Class
 	LastText string
 	Complete bool
+	Here     int // chunks
+	Through  ondemand.Through
 	Size     int64
 	Err      string
 }
 
-func control(l *ondemand.Layer, broken *fault.Store) {
+func control(l *ondemand.Layer, broken *fault.Store, room *ondemand.Room) {
 	c, err := net.FileConn(os.NewFile(controlFD, "control"))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -208,6 +217,8 @@ func control(l *ondemand.Layer, broken *fault.Store) {
 			}
 		}
 		answer.Stats, answer.Complete, answer.Size = l.Stats(), l.Complete(), l.Size()
+		answer.Through = room.Through()
+		answer.Here, _ = l.Here()
 		if answer.Last = dsec.ClassOf(answer.Stats.Last); answer.Stats.Last != nil {
 			answer.LastText = answer.Stats.Last.Error()
 		}
