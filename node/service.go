@@ -12,6 +12,13 @@
 // an attached client (Attach, an open port, a file transfer) stop the idle
 // clock; every expiry is announced by an event. The disk of a stopped or failed
 // sandbox is kept for its retention time; then only the record is left.
+//
+// A sandbox that has a layer of which a read was an error while it lived (it runs,
+// is paused, or is being made or started) will end as infra_image, whatever ends
+// it but a policy, a preemption or the platform itself: it may have seen the error. It is not
+// ended for that. Until then it says so (Sandbox.Blame), and so do its commands
+// that end after the error (process.Result.Blame), whatever their exit code. That is in
+// the ledger before the reader is told of the error, see LayerFailed.
 package node
 
 import (

@@ -5,7 +5,7 @@
 //
 //   - layer mount: the EROFS mount of one layer. It is in no mount namespace that
 //     anything else is in, and a Keeper holds its descriptor, so that it outlives
-//     this process.
+//     this process. One that is retired (Retire, Lost) nobody new gets.
 //   - user: a name, usually a sandbox id, that keeps layer mounts mounted. A mount
 //     without users goes away after a while, or at once with Evict.
 //   - upper: the directory a sandbox writes to. Beside it lies work, overlayfs's own.

@@ -337,13 +337,15 @@ func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
 	return nil
 }
 
-// Sync makes durable what is here.
+// Sync makes durable what is here. What could not be written to the disk is
+// fetched again: nobody may read what the kernel has left in its place.
 func (l *Layer) Sync() error {
 	if !l.enter() {
 		return l.gone("sync layer")
 	}
 	defer l.leave()
 	if err := l.parts.Present.Sync(l.parts.Data); err != nil {
+		l.parts.Present.DropUnsynced()
 		return dsec.E(fault.Class(err, dsec.Internal), "sync layer", string(l.parts.Digest), err)
 	}
 	// Who read it has its own copy in memory.

@@ -115,3 +115,37 @@ func TestWhatIsReadFromTheFileHasNoBoundButTheDisk(t *testing.T) {
 	}
 	o.check(t, l, 0, 3)
 }
+
+// TestWhatCouldNotBeSyncedIsFetchedAgain: the disk of a pipe never takes anything.
+func TestWhatCouldNotBeSyncedIsFetchedAgain(t *testing.T) {
+	o := newOrigin(t, 0, noise(6, 100_000)...)
+	l := o.open(t, Options{})
+	if err := l.Prefetch(context.Background(), []Range{{Off: 0, Len: 1}}); err != nil { // nothing beside it
+		t.Fatal(err)
+	}
+	if err := l.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Fill(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	data := l.parts.Data
+	l.parts.Data = w
+	if err := l.Sync(); err == nil {
+		t.Error("a pipe was synced")
+	}
+	l.parts.Data = data
+	if here, _ := l.Here(); here != 1 || l.Complete() {
+		t.Errorf("%d chunks are here, one was on the disk", here)
+	}
+	if _, err := data.WriteAt(make([]byte, 100_000), l.offs[5]); err != nil { // as the kernel leaves it
+		t.Fatal(err)
+	}
+	o.check(t, l, 0, 6)
+}
