@@ -73,7 +73,7 @@ func storeBreaks(t *testing.T, how string) {
 	}
 	server.Proxy.Set(fault.Faults{Mode: fault.Forbidden})
 	out, r := h.sh(reader, "cat /data/*/* >/dev/null")
-	if r.ExitCode == 0 || !strings.Contains(out, "I/O error") || r.Blame != dsec.CauseInfraImage {
+	if r.ExitCode == 0 || !strings.Contains(out, "Input/output error") || r.Blame != dsec.CauseInfraImage {
 		t.Errorf("a command that could not read: %+v, %.300s", r, out)
 	}
 	if _, r := h.sh(other, "false"); r.Blame != "" || h.blamed(other) {
