@@ -42,6 +42,16 @@ type urgency struct {
 
 func (u *urgency) hurry() { u.once.Do(func() { close(u.now) }) }
 
+// hurried says whether one waits.
+func (u *urgency) hurried() bool {
+	select {
+	case <-u.now:
+		return true
+	default:
+		return false
+	}
+}
+
 // take returns the flights of the chunks that are not here, having begun those
 // that nobody began. A demand also begins what its reader will want next.
 func (l *Layer) take(from, to int, demand bool) []*flight {
@@ -248,7 +258,7 @@ func (l *Layer) landAll(r *run, in io.Reader) error {
 			continue
 		}
 		b.plain = plain
-		if err := l.land(i, plain); dsec.ClassOf(err) == dsec.NoSpace {
+		if err := l.land(i, plain, r.urgent.hurried()); dsec.ClassOf(err) == dsec.NoSpace {
 			l.crash(r, []int{i}, err) // there may be room for a smaller one
 		} else if err != nil {
 			return err

@@ -181,8 +181,9 @@ func (l *Layer) KeepAll() { l.keepAll.Store(true) }
 func (l *Layer) full() bool { return !l.keepAll.Load() && l.opts.Room.tight() }
 
 // land writes a chunk that came and tells who waits. One for which there is no
-// room is theirs if they can do without the file.
-func (l *Layer) land(i int, plain []byte) error {
+// room is theirs if they can do without the file; what nobody has waited for, who
+// comes to wait for it asks for again.
+func (l *Layer) land(i int, plain []byte, wanted bool) error {
 	room := l.opts.Room
 	err := room.take(int64(len(plain)), l.keepAll.Load())
 	if err == nil {
@@ -192,7 +193,7 @@ func (l *Layer) land(i int, plain []byte) error {
 		l.arrived(i)
 		return nil
 	}
-	if dsec.ClassOf(err) == dsec.NoSpace && !l.keepAll.Load() {
+	if wanted && dsec.ClassOf(err) == dsec.NoSpace && !l.keepAll.Load() {
 		room.pass(place{l, i}, plain)
 	}
 	return err
