@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -81,9 +80,6 @@ func storeBreaks(t *testing.T, how string) {
 	}
 	server.Proxy.Set(fault.Faults{})
 	h.kill("loader")
-	if err := syscall.Kill(h.child("node"), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
 	h.kill("node")
 	for _, id := range []dsec.SandboxID{reader, neighbour} {
 		eventually(t, "the next agent answers", func() bool { _, err := h.Get(ctx, id); return err == nil })
