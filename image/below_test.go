@@ -227,53 +227,59 @@ func stacked(t testing.TB, tars ...[]byte) (root string, layers []converted) {
 }
 
 func TestE13_AnImpliedDirectoryIsWhatItIsBelow(t *testing.T) {
-	base := dir("a")
-	base.Mode, base.Uid, base.Gid = 0o2710, 5, 6
-	root, _ := stacked(t, makeTar(t, xattr(base, "user.x", "y"), symlink("lib", "usr/lib"), dir("usr/lib")),
-		makeTar(t, file("a/b/c", "1"), file("lib/f", "2")))
-	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join(root, "a"), &st); err != nil || st.Mode&0o7777 != 0o2710 || st.Uid != 5 || st.Gid != 6 {
-		t.Errorf("a: %o %d:%d, %v", st.Mode, st.Uid, st.Gid, err)
-	}
-	if got := xattrsOf(t, filepath.Join(root, "a")); !strings.Contains(got, `user.x="y"`) {
-		t.Errorf("a: %s", got)
-	}
-	if err := unix.Stat(filepath.Join(root, "a/b"), &st); err != nil || st.Mode&0o7777 != 0o755 || st.Uid != 0 {
-		t.Errorf("a/b: %o %d, %v", st.Mode, st.Uid, err)
-	}
-	if b := readFile(t, filepath.Join(root, "usr/lib/f")); string(b) != "2" {
-		t.Errorf("usr/lib/f: %q", b)
-	}
-	if to, err := os.Readlink(filepath.Join(root, "lib")); err != nil || to != "usr/lib" {
-		t.Errorf("lib: %q, %v", to, err)
-	}
+	EachWay(t, func(t testing.TB) {
+		base := dir("a")
+		base.Mode, base.Uid, base.Gid = 0o2710, 5, 6
+		root, _ := stacked(t, makeTar(t, xattr(base, "user.x", "y"), symlink("lib", "usr/lib"), dir("usr/lib")),
+			makeTar(t, file("a/b/c", "1"), file("lib/f", "2")))
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(root, "a"), &st); err != nil || st.Mode&0o7777 != 0o2710 || st.Uid != 5 || st.Gid != 6 {
+			t.Errorf("a: %o %d:%d, %v", st.Mode, st.Uid, st.Gid, err)
+		}
+		if got := xattrsOf(t, filepath.Join(root, "a")); !strings.Contains(got, `user.x="y"`) {
+			t.Errorf("a: %s", got)
+		}
+		if err := unix.Stat(filepath.Join(root, "a/b"), &st); err != nil || st.Mode&0o7777 != 0o755 || st.Uid != 0 {
+			t.Errorf("a/b: %o %d, %v", st.Mode, st.Uid, err)
+		}
+		if b := readFile(t, filepath.Join(root, "usr/lib/f")); string(b) != "2" {
+			t.Errorf("usr/lib/f: %q", b)
+		}
+		if to, err := os.Readlink(filepath.Join(root, "lib")); err != nil || to != "usr/lib" {
+			t.Errorf("lib: %q, %v", to, err)
+		}
+	})
 }
 
 func TestE8_ALinkToAFileOfALayerBelow(t *testing.T) {
-	body := strings.Repeat("perl", 3000)
-	root, layers := stacked(t, makeTar(t, dir("bin"), file("bin/perl", body), hardLink("bin/perl5.1", "bin/perl"), file("bin/perl5", "old"), dir("bin/perl6")),
-		makeTar(t, dir("bin"), hardLink("bin/perl5", "bin/perl"), hardLink("bin/perl6", "bin/perl")))
-	var first, st unix.Stat_t
-	if err := unix.Stat(filepath.Join(root, "bin/perl"), &first); err != nil || first.Nlink != 4 {
-		t.Errorf("bin/perl: %d links, %v", first.Nlink, err)
-	}
-	for _, n := range []string{"perl5", "perl5.1", "perl6"} {
-		if err := unix.Stat(filepath.Join(root, "bin", n), &st); err != nil || st.Ino != first.Ino || string(readFile(t, filepath.Join(root, "bin", n))) != body {
-			t.Errorf("bin/%s: inode %d, want %d, %v", n, st.Ino, first.Ino, err)
+	EachWay(t, func(t testing.TB) {
+		body := strings.Repeat("perl", 3000)
+		root, layers := stacked(t, makeTar(t, dir("bin"), file("bin/perl", body), hardLink("bin/perl5.1", "bin/perl"), file("bin/perl5", "old"), dir("bin/perl6")),
+			makeTar(t, dir("bin"), hardLink("bin/perl5", "bin/perl"), hardLink("bin/perl6", "bin/perl")))
+		var first, st unix.Stat_t
+		if err := unix.Stat(filepath.Join(root, "bin/perl"), &first); err != nil || first.Nlink != 4 {
+			t.Errorf("bin/perl: %d links, %v", first.Nlink, err)
 		}
-	}
-	if want := int64(3 * erofs.BlockSize); len(layers) != 2 || layers[1].DataSize != want {
-		t.Errorf("the contents are not in the second layer once: %+v", layers)
-	}
+		for _, n := range []string{"perl5", "perl5.1", "perl6"} {
+			if err := unix.Stat(filepath.Join(root, "bin", n), &st); err != nil || st.Ino != first.Ino || string(readFile(t, filepath.Join(root, "bin", n))) != body {
+				t.Errorf("bin/%s: inode %d, want %d, %v", n, st.Ino, first.Ino, err)
+			}
+		}
+		if want := int64(3 * erofs.BlockSize); len(layers) != 2 || layers[1].DataSize != want {
+			t.Errorf("the contents are not in the second layer once: %+v", layers)
+		}
+	})
 }
 
 // TestE3_WhiteoutsAcrossTheLayersOfAStack also is E1, E5 and E10.
 func TestE3_WhiteoutsAcrossTheLayersOfAStack(t *testing.T) {
-	root, layers := stacked(t, makeTar(t, file("x", "1"), file("a", "kept"), hardLink("b", "a"), dir("d"), file("d/low", "1"), file(".wh.nothing", "")),
-		makeTar(t, file(".wh.x", ""), file(".wh.a", ""), dir("d"), file("d/new", "2"), file("d/.wh..wh..opq", ""), file("d/.wh.low", ""), dir("e"), file("e/.wh.none", "")),
-		makeTar(t), makeTar(t, file("x", "3"), file(".wh.never", "")))
-	expect(t, root, map[string]string{"x": "3", "b": "kept", "d/new": "2"})
-	if len(layers) != 3 {
-		t.Errorf("%d layers, want 3: an empty one stays", len(layers))
-	}
+	EachWay(t, func(t testing.TB) {
+		root, layers := stacked(t, makeTar(t, file("x", "1"), file("a", "kept"), hardLink("b", "a"), dir("d"), file("d/low", "1"), file(".wh.nothing", "")),
+			makeTar(t, file(".wh.x", ""), file(".wh.a", ""), dir("d"), file("d/new", "2"), file("d/.wh..wh..opq", ""), file("d/.wh.low", ""), dir("e"), file("e/.wh.none", "")),
+			makeTar(t), makeTar(t, file("x", "3"), file(".wh.never", "")))
+		expect(t, root, map[string]string{"x": "3", "b": "kept", "d/new": "2"})
+		if len(layers) != 3 {
+			t.Errorf("%d layers, want 3: an empty one stays", len(layers))
+		}
+	})
 }

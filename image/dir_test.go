@@ -31,17 +31,19 @@ func TestE23_DirectoryKeepsAttributes(t *testing.T) {
 			t.Skipf("%v: %v: %s", cmd, err, out)
 		}
 	}
-	root := mount(t, mustConvert(t, src, Options{}))
-	for _, c := range []struct{ cmd, file, want string }{{"getcap", "ping", "cap_net_raw=ep"}, {"getfacl -n", "shared", "default:user:1000:rwx"}} {
-		out, err := exec.Command("sh", "-c", c.cmd+" "+filepath.Join(root, c.file)).CombinedOutput()
-		if err != nil || !strings.Contains(string(out), c.want) {
-			t.Errorf("%s: %s %v", c.cmd, out, err)
+	EachWay(t, func(t testing.TB) {
+		root := mount(t, mustConvert(t, src, Options{}))
+		for _, c := range []struct{ cmd, file, want string }{{"getcap", "ping", "cap_net_raw=ep"}, {"getfacl -n", "shared", "default:user:1000:rwx"}} {
+			out, err := exec.Command("sh", "-c", c.cmd+" "+filepath.Join(root, c.file)).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), c.want) {
+				t.Errorf("%s: %s %v", c.cmd, out, err)
+			}
 		}
-	}
-	b := make([]byte, 16)
-	if n, err := unix.Getxattr(filepath.Join(root, "plain"), "user.note", b); err != nil || string(b[:n]) != "hello" {
-		t.Errorf("user.note: %q, %v", b, err)
-	}
+		b := make([]byte, 16)
+		if n, err := unix.Getxattr(filepath.Join(root, "plain"), "user.note", b); err != nil || string(b[:n]) != "hello" {
+			t.Errorf("user.note: %q, %v", b, err)
+		}
+	})
 }
 
 // TestDirectoryKeepsNodesAndHoles: sockets, devices, sparse files, odd names,

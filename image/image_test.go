@@ -129,6 +129,13 @@ func mustConvert(t testing.TB, source string, opts Options) converted {
 	return c
 }
 
+// EachWay runs a test over layers whose data come to their mounts in every way,
+// Device is what a layer is to be mounted with: see ondemandtest.
+var (
+	EachWay func(*testing.T, func(testing.TB))
+	Device  func(t testing.TB, meta, data string) string
+)
+
 // mount lets the kernel show a layer.
 func mount(t testing.TB, c converted) string {
 	t.Helper()
@@ -137,7 +144,7 @@ func mount(t testing.TB, c converted) string {
 	}
 	opts := ""
 	if c.DataSize > 0 {
-		opts = "device=" + c.data
+		opts = "device=" + Device(t, c.meta, c.data)
 	}
 	dir := t.TempDir()
 	if err := unix.Mount(c.meta, dir, "erofs", unix.MS_RDONLY|unix.MS_NODEV, opts); err != nil {

@@ -126,72 +126,86 @@ func expect(t testing.TB, root string, want map[string]string) {
 }
 
 func TestE1_WhiteoutRemoves(t *testing.T) {
-	root := merged(t, makeTar(t, file("a", "1"), file("d/b", "2"), file("keep", "3")),
-		makeTar(t, file(".wh.a", ""), file(".wh.d", ""), file(".wh.never", "")))
-	expect(t, root, map[string]string{"keep": "3"})
-	if got := listing(t, root); len(got) != 1 {
-		t.Errorf("left: %v", got)
-	}
+	EachWay(t, func(t testing.TB) {
+		root := merged(t, makeTar(t, file("a", "1"), file("d/b", "2"), file("keep", "3")),
+			makeTar(t, file(".wh.a", ""), file(".wh.d", ""), file(".wh.never", "")))
+		expect(t, root, map[string]string{"keep": "3"})
+		if got := listing(t, root); len(got) != 1 {
+			t.Errorf("left: %v", got)
+		}
+	})
 }
 
 func TestE3_LayersTakeEffectInOrder(t *testing.T) {
-	root := merged(t, makeTar(t, file("x", "1"), file("d/low", "1")),
-		makeTar(t, file(".wh.x", ""), file("d/.wh..wh..opq", ""), file("d/mid", "2")),
-		makeTar(t, file("x", "3"), file("d/top", "3")))
-	expect(t, root, map[string]string{"x": "3", "d/mid": "2", "d/top": "3"})
+	EachWay(t, func(t testing.TB) {
+		root := merged(t, makeTar(t, file("x", "1"), file("d/low", "1")),
+			makeTar(t, file(".wh.x", ""), file("d/.wh..wh..opq", ""), file("d/mid", "2")),
+			makeTar(t, file("x", "3"), file("d/top", "3")))
+		expect(t, root, map[string]string{"x": "3", "d/mid": "2", "d/top": "3"})
+	})
 }
 
 func TestE5_OpaqueHidesBelowOnly(t *testing.T) {
-	root := merged(t, makeTar(t, file("d/low", "1"), file("d/sub/low", "1"), file("e/low", "1")),
-		makeTar(t, dir("d"), file("d/before", "2"), file("d/.wh..wh..opq", ""), file("d/after", "2"), file("e/.wh..wh.opq", "")))
-	expect(t, root, map[string]string{"d/before": "2", "d/after": "2", "e/low": "1"})
+	EachWay(t, func(t testing.TB) {
+		root := merged(t, makeTar(t, file("d/low", "1"), file("d/sub/low", "1"), file("e/low", "1")),
+			makeTar(t, dir("d"), file("d/before", "2"), file("d/.wh..wh..opq", ""), file("d/after", "2"), file("e/.wh..wh.opq", "")))
+		expect(t, root, map[string]string{"d/before": "2", "d/after": "2", "e/low": "1"})
+	})
 }
 
 // TestWhiteoutOrderInOneLayer: whatever comes first in the tar, a whiteout
 // hides what is below and not what comes with it.
 func TestWhiteoutOrderInOneLayer(t *testing.T) {
-	low := makeTar(t, file("a", "low"), file("d/x", "low"))
-	for _, top := range [][]byte{
-		makeTar(t, file(".wh.a", ""), file("a", "top"), file(".wh.d", ""), file("d/y", "top")),
-		makeTar(t, file("a", "top"), file("d/y", "top"), file(".wh.a", ""), file(".wh.d", "")),
-	} {
-		expect(t, merged(t, low, top), map[string]string{"a": "top", "d/y": "top"})
-	}
+	EachWay(t, func(t testing.TB) {
+		low := makeTar(t, file("a", "low"), file("d/x", "low"))
+		for _, top := range [][]byte{
+			makeTar(t, file(".wh.a", ""), file("a", "top"), file(".wh.d", ""), file("d/y", "top")),
+			makeTar(t, file("a", "top"), file("d/y", "top"), file(".wh.a", ""), file(".wh.d", "")),
+		} {
+			expect(t, merged(t, low, top), map[string]string{"a": "top", "d/y": "top"})
+		}
+	})
 }
 
 func TestE8_HardLinkReplacesWhatIsThere(t *testing.T) {
-	root := merged(t, makeTar(t, file("perl", "old"), file("perl5", "other"), symlink("sym", "perl"), file("dir/x", "1")),
-		makeTar(t, file("perl", "new"), hardLink("perl5", "perl"), hardLink("sym", "perl"), hardLink("dir", "perl")))
-	expect(t, root, map[string]string{"perl": "new", "perl5": "new", "sym": "new", "dir": "new"})
-	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join(root, "dir"), &st); err != nil || st.Nlink != 4 {
-		t.Errorf("%d links, %v", st.Nlink, err)
-	}
+	EachWay(t, func(t testing.TB) {
+		root := merged(t, makeTar(t, file("perl", "old"), file("perl5", "other"), symlink("sym", "perl"), file("dir/x", "1")),
+			makeTar(t, file("perl", "new"), hardLink("perl5", "perl"), hardLink("sym", "perl"), hardLink("dir", "perl")))
+		expect(t, root, map[string]string{"perl": "new", "perl5": "new", "sym": "new", "dir": "new"})
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(root, "dir"), &st); err != nil || st.Nlink != 4 {
+			t.Errorf("%d links, %v", st.Nlink, err)
+		}
+	})
 }
 
 func TestE10_HardLinkOutlivesItsTarget(t *testing.T) {
-	root := merged(t, makeTar(t, file("a", "content"), hardLink("b", "a")), makeTar(t, file(".wh.a", "")))
-	expect(t, root, map[string]string{"b": "content"})
-	root = merged(t, makeTar(t, file("a", "content")), makeTar(t, file(".wh.a", ""), hardLink("b", "a")))
-	expect(t, root, map[string]string{"b": "content"})
+	EachWay(t, func(t testing.TB) {
+		root := merged(t, makeTar(t, file("a", "content"), hardLink("b", "a")), makeTar(t, file(".wh.a", "")))
+		expect(t, root, map[string]string{"b": "content"})
+		root = merged(t, makeTar(t, file("a", "content")), makeTar(t, file(".wh.a", ""), hardLink("b", "a")))
+		expect(t, root, map[string]string{"b": "content"})
+	})
 }
 
 func TestE13_ImplicitParents(t *testing.T) {
-	root := merged(t, makeTar(t, file("a/b/c", "x")))
-	for _, d := range []string{"a", "a/b"} {
-		var st unix.Stat_t
-		if err := unix.Stat(filepath.Join(root, d), &st); err != nil || st.Mode != unix.S_IFDIR|0o755 || st.Uid != 0 || st.Gid != 0 {
-			t.Errorf("%s: %o %d:%d, %v", d, st.Mode, st.Uid, st.Gid, err)
+	EachWay(t, func(t testing.TB) {
+		root := merged(t, makeTar(t, file("a/b/c", "x")))
+		for _, d := range []string{"a", "a/b"} {
+			var st unix.Stat_t
+			if err := unix.Stat(filepath.Join(root, d), &st); err != nil || st.Mode != unix.S_IFDIR|0o755 || st.Uid != 0 || st.Gid != 0 {
+				t.Errorf("%s: %o %d:%d, %v", d, st.Mode, st.Uid, st.Gid, err)
+			}
 		}
-	}
-	// A parent that is there keeps what it is.
-	low := dir("a")
-	low.Mode, low.Uid = 0o700, 5
-	root = merged(t, makeTar(t, low), makeTar(t, file("a/b/c", "x")))
-	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join(root, "a"), &st); err != nil || st.Mode != unix.S_IFDIR|0o700 || st.Uid != 5 {
-		t.Errorf("a: %o %d, %v", st.Mode, st.Uid, err)
-	}
+		// A parent that is there keeps what it is.
+		low := dir("a")
+		low.Mode, low.Uid = 0o700, 5
+		root = merged(t, makeTar(t, low), makeTar(t, file("a/b/c", "x")))
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(root, "a"), &st); err != nil || st.Mode != unix.S_IFDIR|0o700 || st.Uid != 5 {
+			t.Errorf("a: %o %d, %v", st.Mode, st.Uid, err)
+		}
+	})
 }
 
 func TestE16_HostileNames(t *testing.T) {
@@ -216,41 +230,49 @@ func TestE16_HostileNames(t *testing.T) {
 			}
 		})
 	}
-	root := merged(t, makeTar(t, symlink("out", "../../../.."), symlink("abs", "/"), symlink("dangling", "/no/where"),
-		file("out/one", "1"), file("abs/two", "2"), file("/three", "3"), file("dangling/four", "4")))
-	expect(t, root, map[string]string{"out": "-> ../../../..", "abs": "-> /", "dangling": "-> /no/where",
-		"one": "1", "two": "2", "three": "3", "no/where/four": "4"})
+	EachWay(t, func(t testing.TB) {
+		root := merged(t, makeTar(t, symlink("out", "../../../.."), symlink("abs", "/"), symlink("dangling", "/no/where"),
+			file("out/one", "1"), file("abs/two", "2"), file("/three", "3"), file("dangling/four", "4")))
+		expect(t, root, map[string]string{"out": "-> ../../../..", "abs": "-> /", "dangling": "-> /no/where",
+			"one": "1", "two": "2", "three": "3", "no/where/four": "4"})
+	})
 }
 
 func TestE21_NamesThatLookLikeWhiteouts(t *testing.T) {
-	plain := writeFile(t, makeTar(t, file("d/.wh.a", "real"), file("d/.wh..wh..opq", "real")))
-	expect(t, mount(t, mustConvert(t, plain, Options{})), map[string]string{"d/.wh.a": "real", "d/.wh..wh..opq": "real"})
-	expect(t, merged(t, makeTar(t, file("a", "1"), file("x.wh.a", "2"), file(".whatever", "3"), file("d/.wh.a", ""))),
-		map[string]string{"a": "1", "x.wh.a": "2", ".whatever": "3"})
+	EachWay(t, func(t testing.TB) {
+		plain := writeFile(t, makeTar(t, file("d/.wh.a", "real"), file("d/.wh..wh..opq", "real")))
+		expect(t, mount(t, mustConvert(t, plain, Options{})), map[string]string{"d/.wh.a": "real", "d/.wh..wh..opq": "real"})
+		expect(t, merged(t, makeTar(t, file("a", "1"), file("x.wh.a", "2"), file(".whatever", "3"), file("d/.wh.a", ""))),
+			map[string]string{"a": "1", "x.wh.a": "2", ".whatever": "3"})
+	})
 }
 
 func TestE23_AttributesAreKept(t *testing.T) {
-	capability := "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-	acl := "\x02\x00\x00\x00\x01\x00\x06\x00\xff\xff\xff\xff\x04\x00\x04\x00\xff\xff\xff\xff\x20\x00\x04\x00\xff\xff\xff\xff"
-	root := merged(t, makeTar(t, xattr(file("bin/ping", "elf"), "security.capability", capability),
-		xattr(dir("shared"), "system.posix_acl_default", acl), xattr(xattr(file("f", ""), "user.a", "1"), "user.b", ""),
-		xattr(file("odd", ""), "btrfs.compression", "zstd")))
-	for _, c := range []struct{ file, name, want string }{
-		{"bin/ping", "security.capability", capability}, {"shared", "system.posix_acl_default", acl}, {"f", "user.a", "1"}, {"f", "user.b", ""},
-	} {
-		b := make([]byte, 256)
-		n, err := unix.Getxattr(filepath.Join(root, c.file), c.name, b)
-		if err != nil || string(b[:n]) != c.want {
-			t.Errorf("%s: %s: %q, %v", c.file, c.name, b[:max(0, n)], err)
+	EachWay(t, func(t testing.TB) {
+		capability := "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+		acl := "\x02\x00\x00\x00\x01\x00\x06\x00\xff\xff\xff\xff\x04\x00\x04\x00\xff\xff\xff\xff\x20\x00\x04\x00\xff\xff\xff\xff"
+		root := merged(t, makeTar(t, xattr(file("bin/ping", "elf"), "security.capability", capability),
+			xattr(dir("shared"), "system.posix_acl_default", acl), xattr(xattr(file("f", ""), "user.a", "1"), "user.b", ""),
+			xattr(file("odd", ""), "btrfs.compression", "zstd")))
+		for _, c := range []struct{ file, name, want string }{
+			{"bin/ping", "security.capability", capability}, {"shared", "system.posix_acl_default", acl}, {"f", "user.a", "1"}, {"f", "user.b", ""},
+		} {
+			b := make([]byte, 256)
+			n, err := unix.Getxattr(filepath.Join(root, c.file), c.name, b)
+			if err != nil || string(b[:n]) != c.want {
+				t.Errorf("%s: %s: %q, %v", c.file, c.name, b[:max(0, n)], err)
+			}
 		}
-	}
+	})
 }
 
 func TestE25_LinkedWhiteoutNodes(t *testing.T) {
-	tarball := writeFile(t, makeTar(t, node("w1", tar.TypeChar, 0, 0), hardLink("w2", "w1"), hardLink("d/w3", "w1"), file("f", "x")))
-	low := mount(t, mustConvert(t, writeFile(t, makeTar(t, file("w1", "low"), file("w2", "low"), file("d/w3", "low"), file("stays", "low"))), Options{}))
-	top := mount(t, mustConvert(t, tarball, Options{KeepWhiteouts: true}))
-	expect(t, overlay(t, "", top, low), map[string]string{"f": "x", "stays": "low"})
+	EachWay(t, func(t testing.TB) {
+		tarball := writeFile(t, makeTar(t, node("w1", tar.TypeChar, 0, 0), hardLink("w2", "w1"), hardLink("d/w3", "w1"), file("f", "x")))
+		low := mount(t, mustConvert(t, writeFile(t, makeTar(t, file("w1", "low"), file("w2", "low"), file("d/w3", "low"), file("stays", "low"))), Options{}))
+		top := mount(t, mustConvert(t, tarball, Options{KeepWhiteouts: true}))
+		expect(t, overlay(t, "", top, low), map[string]string{"f": "x", "stays": "low"})
+	})
 }
 
 // overlay stacks mounted layers, top first, as the kernel does.
@@ -269,28 +291,32 @@ func overlay(t testing.TB, opts string, layers ...string) string {
 }
 
 func TestE6_OpaqueInBothModes(t *testing.T) {
-	low := mount(t, mustConvert(t, writeFile(t, makeTar(t, file("d/low", "1"), file("gone", "1"), file("stays", "1"))), Options{}))
-	upper := makeTar(t, dir("d"), file("d/.wh..wh..opq", ""), file("d/new", "2"), file("d/.wh.low", ""), file(".wh.gone", ""))
-	for _, userXattr := range []bool{false, true} {
-		img := push(t, newRegistry(t)+"/test:1", makeImage(t, upper))
-		top := mount(t, mustConvert(t, img, Options{KeepWhiteouts: true, UserXattr: userXattr}))
-		opts := ""
-		if userXattr {
-			opts = ",userxattr"
+	EachWay(t, func(t testing.TB) {
+		low := mount(t, mustConvert(t, writeFile(t, makeTar(t, file("d/low", "1"), file("gone", "1"), file("stays", "1"))), Options{}))
+		upper := makeTar(t, dir("d"), file("d/.wh..wh..opq", ""), file("d/new", "2"), file("d/.wh.low", ""), file(".wh.gone", ""))
+		for _, userXattr := range []bool{false, true} {
+			img := push(t, newRegistry(t)+"/test:1", makeImage(t, upper))
+			top := mount(t, mustConvert(t, img, Options{KeepWhiteouts: true, UserXattr: userXattr}))
+			opts := ""
+			if userXattr {
+				opts = ",userxattr"
+			}
+			expect(t, overlay(t, opts, top, low), map[string]string{"d/new": "2", "stays": "1"})
+			if _, err := os.Lstat(filepath.Join(top, "d/low")); !os.IsNotExist(err) {
+				t.Errorf("a whiteout stays in an opaque directory: %v", err)
+			}
 		}
-		expect(t, overlay(t, opts, top, low), map[string]string{"d/new": "2", "stays": "1"})
-		if _, err := os.Lstat(filepath.Join(top, "d/low")); !os.IsNotExist(err) {
-			t.Errorf("a whiteout stays in an opaque directory: %v", err)
-		}
-	}
+	})
 }
 
 // TestKeptWhiteoutsAcrossLayers: an image of two layers made to stand on a base
 // hides with its second what its first and the base have.
 func TestKeptWhiteoutsAcrossLayers(t *testing.T) {
-	base := mount(t, mustConvert(t, writeFile(t, makeTar(t, file("a", "0"), file("d/base", "0"), file("e/base", "0"), file("stays", "0"))), Options{}))
-	img := push(t, newRegistry(t)+"/test:1", makeImage(t, makeTar(t, file("a", "1"), file("d/one", "1"), file("e/one", "1")),
-		makeTar(t, file(".wh.a", ""), file("d/.wh..wh..opq", ""), file("d/two", "2"), file(".wh.e", ""), file("e/two", "2"))))
-	top := mount(t, mustConvert(t, img, Options{KeepWhiteouts: true}))
-	expect(t, overlay(t, "", top, base), map[string]string{"d/two": "2", "e/two": "2", "stays": "0"})
+	EachWay(t, func(t testing.TB) {
+		base := mount(t, mustConvert(t, writeFile(t, makeTar(t, file("a", "0"), file("d/base", "0"), file("e/base", "0"), file("stays", "0"))), Options{}))
+		img := push(t, newRegistry(t)+"/test:1", makeImage(t, makeTar(t, file("a", "1"), file("d/one", "1"), file("e/one", "1")),
+			makeTar(t, file(".wh.a", ""), file("d/.wh..wh..opq", ""), file("d/two", "2"), file(".wh.e", ""), file("e/two", "2"))))
+		top := mount(t, mustConvert(t, img, Options{KeepWhiteouts: true}))
+		expect(t, overlay(t, "", top, base), map[string]string{"d/two": "2", "e/two": "2", "stays": "0"})
+	})
 }

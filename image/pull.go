@@ -18,6 +18,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/klauspost/readahead"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/within"
@@ -267,28 +268,47 @@ func (f *fetching) Close() error {
 	return f.body.Close()
 }
 
-// Plain is a layer as a plain tar, on its way.
+// Plain is a layer as a plain tar, on its way. Fetching, decompressing and what
+// the caller does go on side by side.
 type Plain struct {
 	io.Reader
-	under io.ReadCloser
-	plain io.ReadCloser
-	hash  hash.Hash
+	under  io.ReadCloser // the blob, ahead
+	plain  io.ReadCloser // what it is decompressed by
+	ahead  io.ReadCloser
+	hash   hash.Hash
+	cancel context.CancelFunc
 }
 
+// How far each stage of a Plain runs ahead of the next.
+const (
+	aheadBuffers = 4
+	aheadSize    = 256 << 10 // bytes
+)
+
 // OpenPlain is Open with what it gives decompressed. fetched, if not nil, is
-// told of the bytes of the blob that came, those of partial among them. An end
-// of the stream says that all was verified, if it is read to io.EOF.
+// told of the bytes of the blob that came, those of partial among them, by a
+// goroutine of its own. An end of the stream says that all was verified, if it
+// is read to io.EOF.
 func (r *Remote) OpenPlain(ctx context.Context, b Blob, partial *os.File, fetched func(n int)) (*Plain, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	p := &Plain{hash: newHash(), cancel: cancel}
 	f, err := r.Open(ctx, b, partial)
 	if err != nil {
+		cancel()
 		return nil, err
 	}
-	plain, err := decompress(told{f, fetched}, r.opts.MaxRatio)
-	if err != nil {
-		return nil, classify("fetch", b.Digest, errors.Join(err, f.Close()))
+	p.under, err = readahead.NewReadCloserSize(told{f, fetched}, aheadBuffers, aheadSize)
+	if err == nil {
+		p.plain, err = decompress(p.under, r.opts.MaxRatio)
 	}
-	h := newHash()
-	return &Plain{Reader: io.TeeReader(plain, h), under: f, plain: plain, hash: h}, nil
+	if err == nil {
+		p.ahead, err = readahead.NewReaderSize(p.plain, aheadBuffers, aheadSize)
+	}
+	if err != nil {
+		return nil, classify("fetch", b.Digest, errors.Join(err, p.Close()))
+	}
+	p.Reader = io.TeeReader(p.ahead, p.hash)
+	return p, nil
 }
 
 // Finish reads what follows the end of the compressed stream, so that the whole
@@ -297,23 +317,33 @@ func (p *Plain) Finish() (diffID string, err error) {
 	if _, err := io.Copy(io.Discard, p); err != nil {
 		return "", err
 	}
-	if _, err := io.Copy(io.Discard, p.under); err != nil {
+	// Its WriteTo says that a stream which has ended has.
+	if _, err := io.Copy(io.Discard, struct{ io.Reader }{p.under}); err != nil {
 		return "", err
 	}
 	return "sha256:" + hex.EncodeToString(p.hash.Sum(nil)), nil
 }
 
 // Close ends the download.
-func (p *Plain) Close() error { return errors.Join(p.plain.Close(), p.under.Close()) }
+func (p *Plain) Close() error {
+	p.cancel() // a read that waits ends, and with it the stage
+	var errs []error
+	for _, c := range []io.Closer{p.ahead, p.plain, p.under} {
+		if c != nil {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // told tells how much was read.
 type told struct {
-	r  io.Reader
+	io.ReadCloser
 	fn func(n int)
 }
 
 func (t told) Read(p []byte) (int, error) {
-	n, err := t.r.Read(p)
+	n, err := t.ReadCloser.Read(p)
 	if t.fn != nil && n > 0 {
 		t.fn(n)
 	}

@@ -6,9 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"runtime"
+	"sync"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
+	"golang.org/x/sync/errgroup"
 )
 
 // The format, see docs/formats/layer.md.
@@ -112,23 +115,52 @@ func Describe(meta, data io.Reader, borders []int64) (m Manifest, ix Index, err 
 		return m, ix, err
 	}
 	m.Meta.Digest = FromSum(h.Sum(nil))
-	cutter := NewCutter(data, borders)
+	if ix.Chunks, err = hashed(NewCutter(data, borders)); err != nil {
+		return m, ix, err
+	}
+	for _, c := range ix.Chunks {
+		m.Data.Size += int64(c.Size)
+	}
+	if m.Data.Size > 0 {
+		m.Data.Count, m.Data.Chunks = int64(len(ix.Chunks)), DigestOf(ix.Table())
+	}
+	return m, ix, nil
+}
+
+// hashed are the chunks of a cutter, which are hashed by all CPUs: it is what
+// making a layer waits for last.
+func hashed(cutter *Cutter) ([]Chunk, error) {
+	var (
+		all     []*Chunk
+		g       errgroup.Group
+		buffers = sync.Pool{New: func() any { return new([cutMost]byte) }}
+	)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	defer func() { _ = g.Wait() }() // nothing it runs errs
 	for {
 		b, err := cutter.Next()
 		if err == io.EOF {
 			break
 		}
 		if err != nil {
-			return m, ix, err
+			return nil, err
 		}
-		if len(ix.Chunks) == MaxChunks {
-			return m, ix, fmt.Errorf("data in more than %d chunks", MaxChunks)
+		if len(all) == MaxChunks {
+			return nil, fmt.Errorf("data in more than %d chunks", MaxChunks)
 		}
-		ix.Chunks = append(ix.Chunks, Chunk{Sum: sha256.Sum256(b), Size: uint32(len(b))})
-		m.Data.Size += int64(len(b))
+		c, own := &Chunk{Size: uint32(len(b))}, buffers.Get().(*[cutMost]byte)
+		copy(own[:], b)
+		all = append(all, c)
+		g.Go(func() error {
+			c.Sum = sha256.Sum256(own[:c.Size])
+			buffers.Put(own)
+			return nil
+		})
 	}
-	if m.Data.Size > 0 {
-		m.Data.Count, m.Data.Chunks = int64(len(ix.Chunks)), DigestOf(ix.Table())
+	_ = g.Wait()
+	chunks := make([]Chunk, len(all))
+	for i, c := range all {
+		chunks[i] = *c
 	}
-	return m, ix, nil
+	return chunks, nil
 }

@@ -6,32 +6,37 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/linux"
 )
 
 // mountErofs mounts metadata and data detached: from the files where the kernel
 // can (6.12), else through loop devices that vanish with the mount.
-func mountErofs(metaPath, dataPath string, forceLoop bool) (*os.File, error) {
+func mountErofs(metaPath string, data Device, forceLoop bool) (*os.File, error) {
 	if !forceLoop {
-		m, err := erofsFrom(metaPath, dataPath)
+		m, err := erofsFrom(metaPath, data.Path)
 		if !errors.Is(err, unix.ENOTBLK) {
 			return m, err
 		}
 	}
-	meta, err := loopOf(metaPath)
+	if data.NoLoop {
+		return nil, dsec.Errorf(dsec.Unsupported, "read layer through a loop device", data.Path,
+			"%s sees no reads of it, and this kernel mounts no files (CONFIG_EROFS_FS_BACKED_BY_FILE)", data.Kind)
+	}
+	meta, err := loopOf(metaPath, false)
 	if err != nil {
 		return nil, err
 	}
 	defer meta.Close()
-	if dataPath == "" {
+	if data.Path == "" {
 		return erofsFrom(meta.Name(), "")
 	}
-	data, err := loopOf(dataPath)
+	dev, err := loopOf(data.Path, data.Kind != "")
 	if err != nil {
 		return nil, err
 	}
-	defer data.Close()
-	return erofsFrom(meta.Name(), data.Name())
+	defer dev.Close()
+	return erofsFrom(meta.Name(), dev.Name())
 }
 
 // openQuietly opens without the runtime, which would wait for events of a file
@@ -44,13 +49,13 @@ func openQuietly(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-func loopOf(path string) (*os.File, error) {
+func loopOf(path string, direct bool) (*os.File, error) {
 	f, err := openQuietly(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return linux.Loop(f)
+	return linux.Loop(f, direct)
 }
 
 func erofsFrom(meta, data string) (*os.File, error) {

@@ -257,7 +257,7 @@ func (m *Mounts) mountLayer(ctx context.Context, e *mounted, l layer.Local) (*os
 	} else if e.by != "" {
 		e.name += demandMark + e.by
 	}
-	f, err := mountErofs(l.Meta, d.Path, m.opts.forceLoop)
+	f, err := mountErofs(l.Meta, d, m.opts.forceLoop)
 	if err == nil && d.Path != "" {
 		e.data, err = openQuietly(d.Path)
 		if err != nil {

@@ -55,6 +55,9 @@ type Device struct {
 	// Session is what the data come by, if it is of this device alone: when it
 	// has ended before its mount, see Lost, reads of that are errors for ever.
 	Session string
+	// NoLoop: the mechanism does not see what is read through a loop device, which
+	// would be given holes.
+	NoLoop bool
 }
 
 // Plan is how mounts are kept and combined. The kernel decides which one

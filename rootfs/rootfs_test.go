@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -482,4 +483,29 @@ func TestUpperOnAdmittedMount(t *testing.T) {
 		dir.Close()
 		must(t, k.Drop(t.Context(), "pool"))
 	})
+}
+
+// unseen are data whose holes nobody fills where they are read through loop devices.
+type unseen struct{}
+
+func (unseen) Device(_ context.Context, l layer.Local) (Device, error) {
+	return Device{Path: l.Data, Kind: "events", NoLoop: true}, nil
+}
+
+// TestHolesAreNotReadThroughLoopDevices: the kernel tells nobody of what a loop
+// device reads, so a mechanism that has to be told is refused there.
+func TestHolesAreNotReadThroughLoopDevices(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root and this test runs without it")
+	}
+	l := makeLayer(t, func(d string) { must(t, os.WriteFile(d+"/f", []byte("f"), 0o644)) })
+	k := newKeeper(t)
+	plan, err := Attached(t.Context(), k)
+	must(t, err)
+	m, err := Open(t.Context(), Options{Keeper: k, Plan: plan, Devices: unseen{}, forceLoop: true})
+	must(t, err)
+	defer func() { must(t, m.Close()) }()
+	if err := m.Use(t.Context(), "sb", []layer.Local{l}); dsec.ClassOf(err) != dsec.Unsupported || !strings.Contains(err.Error(), "events sees no reads of it") {
+		t.Errorf("mount: %v", err)
+	}
 }

@@ -15,8 +15,7 @@ import (
 // nobody else: neither the gateway, nor the hold and what it starts, nor a log.
 func TestObjectStorageOnS3(t *testing.T) {
 	server := s3test.Start(t)
-	t.Setenv("AWS_ACCESS_KEY_ID", server.AccessKey)
-	t.Setenv("AWS_SECRET_ACCESS_KEY", server.SecretKey)
+	credentials(t, server)
 	dir, err := os.MkdirTemp("/var/tmp", "dsec-e2e-")
 	if err != nil {
 		t.Fatal(err)

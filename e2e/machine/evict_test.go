@@ -9,18 +9,17 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
-	"github.com/opendsec/dsec/layer/ondemand/precontent"
 )
 
 // TestEvictedLayersComeAgain: data that are given back come again as they are
 // read, every byte right; what was read is known the next time.
 func TestEvictedLayersComeAgain(t *testing.T) {
-	t.Run("fuse", func(t *testing.T) { evictAndRead(t, "fuse") })
-	if err := precontent.Supported("/var/tmp"); err != nil {
-		t.Logf("skipped: pre-content: %v", err)
-		return
+	for _, how := range []string{"fuse", "pre-content"} {
+		t.Run(how, func(t *testing.T) {
+			needs(t, how)
+			evictAndRead(t, how)
+		})
 	}
-	t.Run("pre-content", func(t *testing.T) { evictAndRead(t, "pre-content") })
 }
 
 func evictAndRead(t *testing.T, how string) {

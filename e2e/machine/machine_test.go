@@ -64,7 +64,10 @@ type host struct {
 	over  sync.Once       // down
 }
 
-var instances atomic.Int32
+// instances there were: those that run at a time have users of their own.
+var instances atomic.Uint32
+
+const idRanges = 1100
 
 func start(t *testing.T) *host {
 	t.Helper()
@@ -92,11 +95,13 @@ func startWith(t *testing.T, dir, lines string, node ...string) *host {
 		t.Fatal(err)
 	}
 	h := &host{t: t, dir: dir}
+	n := instances.Add(1)
+	node = append(node, "disk_pool: 8GiB", fmt.Sprintf("max_live: 1000, uid_ranges: %d, uid_base: %d", idRanges, 1<<20+n%16*idRanges<<16))
 	conf := filepath.Join(dir, "dsec.yaml")
-	if err := os.WriteFile(conf, []byte("gateway: {listen: ''}\nnode: {"+strings.Join(append(node, "disk_pool: 8GiB"), ", ")+"}\n"+lines), 0o600); err != nil {
+	if err := os.WriteFile(conf, []byte("gateway: {listen: ''}\nnode: {"+strings.Join(node, ", ")+"}\n"+lines), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h.args = []string{"--instance", fmt.Sprintf("e%d", instances.Add(1)), "--data", filepath.Join(dir, "data"),
+	h.args = []string{"--instance", fmt.Sprintf("e%d", n), "--data", filepath.Join(dir, "data"),
 		"--run", filepath.Join(dir, "run"), "--config", conf}
 	t.Cleanup(h.down)
 	h.serve()
@@ -184,14 +189,20 @@ func (h *host) child(name string) int {
 	return pid
 }
 
-// kill ends a child with SIGKILL and waits until the supervisor has another.
-func (h *host) kill(name string) {
+// kill ends children with SIGKILL and waits until the supervisor has others.
+func (h *host) kill(names ...string) {
 	h.t.Helper()
-	n := h.log.count(`"msg":"child ready","name":"` + name + `"`)
-	if err := syscall.Kill(h.child(name), syscall.SIGKILL); err != nil {
-		h.t.Fatal(err)
+	ready := func(name string) string { return `"msg":"child ready","name":"` + name + `"` }
+	before := make([]int, len(names))
+	for i, name := range names {
+		before[i] = h.log.count(ready(name))
+		if err := syscall.Kill(h.child(name), syscall.SIGKILL); err != nil {
+			h.t.Fatal(err)
+		}
 	}
-	h.await(`"msg":"child ready","name":"`+name+`"`, n+1)
+	for i, name := range names {
+		h.await(ready(name), before[i]+1)
+	}
 }
 
 func (h *host) image(tag string, root []byte) {

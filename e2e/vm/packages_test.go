@@ -80,3 +80,17 @@ func containers(t *testing.T, flags ...string) map[string]bool {
 func TestIdleMemory(t *testing.T) {
 	containers(t, "-test.run", "TestCreateExecDestroy", "-test.bench", "Idle", "-test.benchtime", "1x")
 }
+
+// What is not here comes through loop devices there: the kernel mounts no files,
+// and nobody tells of reads before they are made. Loaders are killed meanwhile.
+func TestE26_LayersOnDemand(t *testing.T) {
+	disk := `mkfs.ext4 -q /dev/vda && mkdir -p /var/tmp && mount -t ext4 /dev/vda /var/tmp && export TMPDIR=/var/tmp`
+	ok := inGuest(t, "github.com/opendsec/dsec/layer/ondemand/loader", disk, Job{
+		Tools: []string{"mkfs.ext4"}, Modules: []string{"erofs", "overlay", "loop", "ext4", "fuse"}},
+		"-test.run", "'TestE26_|TestReaders|TestALayer|TestWithout'")
+	for _, name := range []string{"TestE26_KilledLoadersLoseNothing/fuse", "TestE26_AReadThatWaitsHoldsUpNoOther", "TestReadersEndWithWhoCouldServe"} {
+		if !ok[name] {
+			t.Errorf("%s did not run", name)
+		}
+	}
+}

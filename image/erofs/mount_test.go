@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec/image/erofs"
+	"github.com/opendsec/dsec/layer/ondemand/ondemandtest"
 )
 
 // built is a pair of files made by a test.
@@ -54,7 +55,7 @@ func mount(t testing.TB, b built) string {
 	}
 	opts := ""
 	if b.blocks > 0 {
-		opts = "device=" + b.data
+		opts = "device=" + ondemandtest.Device(t, b.meta, b.data)
 	}
 	dir := t.TempDir()
 	if err := unix.Mount(b.meta, dir, "erofs", unix.MS_RDONLY|unix.MS_NODEV, opts); err != nil {

@@ -65,6 +65,12 @@ type Pool interface {
 	Close() error
 }
 
+// Shrinks says whether Resize can also lower a limit.
+func Shrinks(p Pool) bool {
+	_, isFile := p.(*loopPool)
+	return !isFile
+}
+
 // Snapshotter is a Pool that can copy a directory in a moment, however much is
 // in it.
 type Snapshotter interface {

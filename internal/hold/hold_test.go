@@ -460,6 +460,43 @@ func TestStoreKeepsDescriptors(t *testing.T) {
 	}
 }
 
+// TestACloseThatWaitsHoldsUpNobody: the end of a mount waits for reads that are being
+// made, and those may wait for a loader that gets what it needs from here. Here it is
+// a connection that waits for its peer.
+func TestACloseThatWaitsHoldsUpNobody(t *testing.T) {
+	b := newBed(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	ours, err := net.Dial("tcp", l.Addr().String())
+	must(t, err)
+	peer, err := l.Accept()
+	must(t, err)
+	defer peer.Close()
+	must(t, ours.(*net.TCPConn).SetLinger(600))
+	must(t, ours.SetWriteDeadline(time.Now().Add(time.Second)))
+	for err == nil { // until the buffers are full
+		_, err = ours.Write(make([]byte, 64<<10))
+	}
+	f, err := ours.(*net.TCPConn).File()
+	must(t, err)
+	must(t, b.c.Put(ctx(t), "waits", f))
+	must(t, b.c.Put(ctx(t), "other", f))
+	must(t, b.c.Drop(ctx(t), "other")) // not the last one
+	must(t, f.Close())
+	must(t, ours.Close())
+	short, cancel := context.WithTimeout(ctx(t), 300*time.Millisecond)
+	defer cancel()
+	wantClass(t, b.c.Drop(short, "waits"), dsec.Timeout, "")
+	if names, err := b.c.Names(ctx(t), ""); err != nil || len(names) != 0 {
+		t.Fatal(names, err)
+	}
+	must(t, b.c.Close())
+	if b.c, err = Dial(ctx(t), b.o.Socket); err != nil {
+		t.Fatalf("the next client: %v", err)
+	}
+}
+
 func TestEventsAreKeptUntilAcknowledged(t *testing.T) {
 	b := newBed(t)
 	x := b.box()

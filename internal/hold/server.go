@@ -163,7 +163,7 @@ func (f *frame) keep() { f.files = nil }
 func (c *session) dispatch(f *frame) (any, []*os.File, error) {
 	switch f.op {
 	case opPut, opGet, opDrop, opNames:
-		return c.s.storeOp(f)
+		return c.s.storeOp(c.ctx, f)
 	case opSpawn:
 		w, err := read[wireSpawn](f)
 		if err != nil {

@@ -1,6 +1,7 @@
 package hold
 
 import (
+	"context"
 	"os"
 	"slices"
 	"strings"
@@ -12,42 +13,56 @@ import (
 
 const maxName = 256
 
-// storeOp keeps descriptors under names.
-func (s *server) storeOp(f *frame) (any, []*os.File, error) {
+// storeOp keeps descriptors under names. What it lets go of is closed when others
+// may go on, be it the next client: the end of a mount waits for reads that are
+// being made, and they for a loader that is to be given what is kept here.
+func (s *server) storeOp(ctx context.Context, f *frame) (any, []*os.File, error) {
+	body, files, old, err := s.stored(f)
+	if old != nil {
+		closed := make(chan struct{})
+		go func() {
+			_ = old.Close() // forgotten
+			close(closed)
+		}()
+		select {
+		case <-closed:
+		case <-ctx.Done():
+		}
+	}
+	return body, files, err
+}
+
+func (s *server) stored(f *frame) (body any, files []*os.File, old *os.File, err error) {
 	r, err := read[wireName](f)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch f.op {
 	case opPut:
 		if r.Name == "" || len(r.Name) > maxName {
-			return nil, nil, dsec.Errorf(dsec.Invalid, "keep descriptor", dsec.Quote(r.Name), "name of %d bytes, want 1 to %d", len(r.Name), maxName)
+			return nil, nil, nil, dsec.Errorf(dsec.Invalid, "keep descriptor", dsec.Quote(r.Name), "name of %d bytes, want 1 to %d", len(r.Name), maxName)
 		}
 		file, err := f.take(0)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		f.files[0] = nil
-		if old := s.store[r.Name]; old != nil {
-			_ = old.Close()
-		}
+		old = s.store[r.Name]
 		s.store[r.Name] = file
-		return nil, nil, nil
+		return nil, nil, old, nil
 	case opGet:
 		file := s.store[r.Name]
 		if file == nil {
-			return nil, nil, dsec.E(dsec.NotFound, "get descriptor", r.Name, nil)
+			return nil, nil, nil, dsec.E(dsec.NotFound, "get descriptor", r.Name, nil)
 		}
 		d, err := duplicate(file)
-		return nil, []*os.File{d}, err
+		return nil, []*os.File{d}, nil, err
 	case opDrop:
-		if old := s.store[r.Name]; old != nil {
-			_ = old.Close()
-			delete(s.store, r.Name)
-		}
-		return nil, nil, nil
+		old = s.store[r.Name]
+		delete(s.store, r.Name)
+		return nil, nil, old, nil
 	}
 	names := []string{}
 	for n := range s.store {
@@ -56,7 +71,7 @@ func (s *server) storeOp(f *frame) (any, []*os.File, error) {
 		}
 	}
 	slices.Sort(names)
-	return wireNames{Names: names}, nil, nil
+	return wireNames{Names: names}, nil, nil, nil
 }
 
 func duplicate(f *os.File) (*os.File, error) {

@@ -38,21 +38,23 @@ func (k *Keeper) Put(_ context.Context, name string, f *os.File) error {
 		return err
 	}
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	if old := k.m[name]; old != nil {
+	old := k.m[name]
+	k.m[name] = d
+	k.mu.Unlock()
+	if old != nil {
 		_ = old.Close() // replaced
 	}
-	k.m[name] = d
 	return nil
 }
 
 // Drop forgets it; unknown names are no error.
 func (k *Keeper) Drop(_ context.Context, name string) error {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	if f := k.m[name]; f != nil {
+	f := k.m[name]
+	delete(k.m, name)
+	k.mu.Unlock()
+	if f != nil { // the end of a mount may wait for who is to be given another name
 		_ = f.Close() // forgotten
-		delete(k.m, name)
 	}
 	return nil
 }

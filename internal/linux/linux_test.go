@@ -161,18 +161,20 @@ func TestLoopFreesItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	dev, err := Loop(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := os.ReadFile(dev.Name())
-	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("read %d bytes, %v", len(got), err)
-	}
-	dev.Close()
-	out, err := exec.Command("losetup", "-j", img).CombinedOutput()
-	if err != nil || len(bytes.TrimSpace(out)) != 0 {
-		t.Errorf("still attached: %s %v", out, err)
+	for _, direct := range []bool{false, true} {
+		dev, err := Loop(f, direct)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(dev.Name())
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("direct %v: read %d bytes, %v", direct, len(got), err)
+		}
+		dev.Close()
+		out, err := exec.Command("losetup", "-j", img).CombinedOutput()
+		if err != nil || len(bytes.TrimSpace(out)) != 0 {
+			t.Errorf("direct %v: still attached: %s %v", direct, out, err)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"sort"
 	"sync"
@@ -22,6 +23,9 @@ const (
 	mostGap   = 64 << 10  // bytes between two wanted chunks that are cheaper read than asked around
 	nearBytes = 512 << 10 // plain bytes behind those that a reader waits for
 	maxView   = 16 << 20  // plain bytes that a forward reader is run ahead of
+
+	leastBatch = 32   // chunks that are asked for first when it is known what is wanted
+	mostBatch  = 1024 // at most so many at one time; twice that are on their way
 )
 
 // run is one request: chunks of one pack in the order of their places.
@@ -52,47 +56,104 @@ func (u *urgency) hurried() bool {
 	}
 }
 
-// take returns the flights of the chunks that are not here, having begun those
-// that nobody began. A demand also begins what its reader will want next.
-func (l *Layer) take(from, to int, demand bool) []*flight {
+// take returns the flights of the chunks that a reader needs and that are not
+// here, having begun those that nobody began, and what the reader will want next.
+func (l *Layer) take(from, to int) []*flight {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	var wait []*flight
-	var mine, more []int
+	var mine []int
 	for i := from; i < to; i++ {
 		if l.parts.Present.Has(i) {
 			continue
 		}
-		f := l.flights[i]
-		switch {
-		case f != nil && demand:
+		f, begun := l.claim(i)
+		if begun {
+			mine = append(mine, i)
+		} else if f.urgent != nil {
 			f.urgent.hurry()
-		case f != nil:
-		case l.closed:
-			f = over(context.Canceled)
-		case time.Now().Before(l.failed[i].until):
-			f = over(l.failed[i].err)
-		default:
-			delete(l.failed, i)
-			f = l.begin(i)
+		}
+		wait = append(wait, f)
+	}
+	if l.closed {
+		return wait
+	}
+	if l.full() {
+		l.launch(mine, true)
+		return wait
+	}
+	// What is near is wanted next more often than not, and comes with the same request.
+	near := sort.Search(len(l.offs), func(i int) bool { return l.offs[i] >= l.offs[to]+nearBytes })
+	for i := to; len(mine) > 0 && !l.ahead.expects(from, to) && i < min(near, len(l.parts.Index.Chunks)); i++ {
+		if l.lacks(i) {
+			l.begin(i)
+			mine = append(mine, i)
+		}
+	}
+	more := l.runAhead(from, to)
+	l.launch(mine, true)
+	l.launch(more, false)
+	return wait
+}
+
+// claim is the flight of a chunk that is not here, and whether it was begun now,
+// and waits to be launched; under mu.
+func (l *Layer) claim(i int) (f *flight, begun bool) {
+	switch f := l.flights[i]; {
+	case f != nil:
+		return f, false
+	case l.closed:
+		return over(context.Canceled), false
+	case time.Now().Before(l.failed[i].until):
+		return over(l.failed[i].err), false
+	}
+	delete(l.failed, i)
+	return l.begin(i), true
+}
+
+// order is take of chunks that no reader waits for.
+func (l *Layer) order(chunks []int) []*flight {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var wait []*flight
+	var mine []int
+	for _, i := range chunks {
+		if l.parts.Present.Has(i) {
+			continue
+		}
+		f, begun := l.claim(i)
+		if begun {
 			mine = append(mine, i)
 		}
 		wait = append(wait, f)
 	}
-	if demand && !l.closed && !l.full() {
-		// What is near is wanted next more often than not, and comes with the same request.
-		near := sort.Search(len(l.offs), func(i int) bool { return l.offs[i] >= l.offs[to]+nearBytes })
-		for i := to; len(mine) > 0 && !l.ahead.expects(from, to) && i < min(near, len(l.parts.Index.Chunks)); i++ {
-			if l.lacks(i) {
-				l.begin(i)
-				mine = append(mine, i)
+	l.launch(mine, false)
+	return wait
+}
+
+// batches are the chunks of ranges that are not here, in the order of the ranges.
+func (l *Layer) batches(ranges []Range) iter.Seq[[]int] {
+	return func(yield func([]int) bool) {
+		size, batch := leastBatch, []int(nil)
+		for _, r := range ranges {
+			from, to := layer.Span(l.offs, r.Off, r.Len)
+			for i := from; i < to; i++ {
+				if l.parts.Present.Has(i) {
+					continue
+				}
+				if batch = append(batch, i); len(batch) < size {
+					continue
+				}
+				if !yield(batch) {
+					return
+				}
+				size, batch = min(2*size, mostBatch), nil
 			}
 		}
-		more = l.runAhead(from, to)
+		if len(batch) > 0 {
+			yield(batch)
+		}
 	}
-	l.launch(mine, demand)
-	l.launch(more, false)
-	l.mu.Unlock()
-	return wait
 }
 
 // over is a flight that failed before.

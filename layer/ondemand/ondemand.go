@@ -217,7 +217,7 @@ func (l *Layer) ensure(caller context.Context, off, n int64) error {
 	// A little longer than the fetch, whose error says more.
 	ctx, cancel := context.WithTimeout(caller, l.opts.Deadline+time.Second)
 	defer cancel()
-	err := l.await(ctx, l.take(from, to, true))
+	err := l.await(ctx, l.take(from, to))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Stalls++
@@ -299,9 +299,11 @@ func (l *Layer) Fill(ctx context.Context) error {
 }
 
 // Prefetch fetches the ranges in their order, behind whatever readers wait for.
-// Readers of them are not run ahead of: what is read is known.
+// Readers of them are not run ahead of: what is read is known. It asks for the
+// first few chunks, then for twice as many and so on, each time for what lies
+// together at once: the order of what comes late matters less than the number of
+// requests.
 func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
-	const atOnce = 64 // chunks asked for and not here yet
 	if !l.enter() {
 		return l.gone("prefetch layer")
 	}
@@ -315,23 +317,15 @@ func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
 		l.ahead.expect(from, to, len(l.parts.Index.Chunks))
 	}
 	l.mu.Unlock()
-	var under []*flight
-	for _, r := range ranges {
-		from, to := layer.Span(l.offs, r.Off, r.Len)
-		for from < to {
-			next := min(to, from+atOnce/2)
-			under = append(under, l.take(from, next, false)...)
-			from = next
-			if len(under) < atOnce {
-				continue
-			}
-			if err := l.await(ctx, under[:len(under)-atOnce/2]); err != nil {
-				return dsec.E(dsec.ClassOf(err), "prefetch layer", string(l.parts.Digest), err)
-			}
-			under = under[len(under)-atOnce/2:]
+	var before []*flight
+	for batch := range l.batches(ranges) {
+		now := l.order(batch)
+		if err := l.await(ctx, before); err != nil {
+			return dsec.E(dsec.ClassOf(err), "prefetch layer", string(l.parts.Digest), err)
 		}
+		before = now
 	}
-	if err := l.await(ctx, under); err != nil {
+	if err := l.await(ctx, before); err != nil {
 		return dsec.E(dsec.ClassOf(err), "prefetch layer", string(l.parts.Digest), err)
 	}
 	return nil

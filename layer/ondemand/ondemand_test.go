@@ -167,8 +167,8 @@ func TestPrefetchKeepsOrderAndBounds(t *testing.T) {
 	for range 200 {
 		offs = append(offs, <-g.began)
 		l.mu.Lock()
-		if n := len(l.flights); n > 64 {
-			t.Errorf("%d chunks on their way", n)
+		if n := len(l.flights); n > 3*(len(offs)+leastBatch) {
+			t.Errorf("%d chunks on their way when %d have come", n, len(offs)-1)
 		}
 		l.mu.Unlock()
 		g.pass <- struct{}{}
@@ -178,11 +178,25 @@ func TestPrefetchKeepsOrderAndBounds(t *testing.T) {
 	}
 	// Those that wait for a lane at one time are in no order among themselves.
 	for i := range offs {
-		place := 199 - i
-		lo, hi := max(0, place-64), min(199, place+64)
-		if offs[i] < int64(o.ix.Chunks[lo].Off) || offs[i] > int64(o.ix.Chunks[hi].Off) {
+		if last := max(0, 199-3*(i+leastBatch)); offs[i] < int64(o.ix.Chunks[last].Off) {
 			t.Errorf("request %d is for %d", i, offs[i])
 		}
+	}
+}
+
+// TestPrefetchAsksForWhatLiesTogetherAtOnce, in whatever order it is wanted.
+func TestPrefetchAsksForWhatLiesTogetherAtOnce(t *testing.T) {
+	o := newOrigin(t, 0, noise(7*leastBatch, 1000)...)
+	l := o.open(t, Options{})
+	var ranges []Range
+	for _, i := range rand.Perm(7 * leastBatch) {
+		ranges = append(ranges, Range{Off: l.offs[i], Len: 1})
+	}
+	if err := l.Prefetch(context.Background(), ranges); err != nil || !l.Complete() {
+		t.Fatal(err)
+	}
+	if s := l.Stats(); s.Requests > 3 { // of leastBatch, twice and four times as many chunks
+		t.Errorf("%d requests", s.Requests)
 	}
 }
 

@@ -269,22 +269,31 @@ func TestTarBecomesALayer(t *testing.T) {
 // TestE20_ALayerMergesIntoDirectories: a layer built at a path adds to the
 // directory that the base has there.
 func TestE20_ALayerMergesIntoDirectories(t *testing.T) {
-	ctx := context.Background()
-	s := openStore(t, t.TempDir(), Options{})
-	if _, err := s.Import(ctx, tree(t, map[string]string{"work/a": "base", "work/b": "base"}), "base", image.Options{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Import(ctx, tree(t, map[string]string{"b": "ws", "c": "ws"}), "ws", image.Options{At: "/work"}); err != nil {
-		t.Fatal(err)
-	}
-	set, err := s.Acquire(ctx, "sb", []dsec.LayerRef{"base", "ws"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := stacked(t, set), "work= work/a=base work/b=ws work/c=ws"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	EachWay(t, func(t testing.TB) {
+		ctx := context.Background()
+		s := openStore(t, t.TempDir(), Options{})
+		if _, err := s.Import(ctx, tree(t, map[string]string{"work/a": "base", "work/b": "base"}), "base", image.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Import(ctx, tree(t, map[string]string{"b": "ws", "c": "ws"}), "ws", image.Options{At: "/work"}); err != nil {
+			t.Fatal(err)
+		}
+		set, err := s.Acquire(ctx, "sb", []dsec.LayerRef{"base", "ws"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := stacked(t, set), "work= work/a=base work/b=ws work/c=ws"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	})
 }
+
+// EachWay runs a test over layers whose data come to their mounts in every way,
+// Device is what a layer is to be mounted with: see ondemandtest.
+var (
+	EachWay func(*testing.T, func(testing.TB))
+	Device  func(t testing.TB, meta, data string) string
+)
 
 // stacked mounts a set as a sandbox would see it and lists it.
 func stacked(t testing.TB, set layer.Set) string {
@@ -296,7 +305,7 @@ func stacked(t testing.TB, set layer.Set) string {
 	for _, l := range set.Layers {
 		opts := ""
 		if l.Data != "" {
-			opts = "device=" + l.Data
+			opts = "device=" + Device(t, l.Meta, l.Data)
 		}
 		lowers = append([]string{mount(t, l.Meta, "erofs", opts)}, lowers...)
 	}

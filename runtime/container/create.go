@@ -30,6 +30,8 @@ type build struct {
 	shell *hold.Shell
 	lease netpolicy.Lease
 	lives bool // the root is kept by the sandbox
+
+	hasRoom bool // see makeRoom
 }
 
 func (b *build) close() {
@@ -252,7 +254,12 @@ func (b *build) begin() []lifecycle.Step {
 		}},
 		{Name: "network", Do: b.network}, // ends with the namespace
 		{Name: "root", Do: b.stack},
-		{Name: "setup", Do: b.setup},
+		{Name: "setup", Do: func(ctx context.Context) error {
+			if err := b.setup(ctx); err != nil {
+				return err
+			}
+			return b.takeRoom(ctx)
+		}},
 		{Name: "enter", Do: b.enter, Undo: func(context.Context) error { b.sb.closeRoot(); return nil }},
 		{Name: "main", Do: b.main},
 	}

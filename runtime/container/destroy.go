@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -216,8 +217,45 @@ func (b *build) reopen() lifecycle.Step {
 		if b.dir, err = b.r.disks.Open(ctx, string(b.sb.id)); err != nil {
 			return err
 		}
-		return b.prepareDir()
-	}}
+		if err = b.makeRoom(ctx); err == nil {
+			err = b.prepareDir()
+		}
+		if err != nil {
+			err = errors.Join(err, b.takeRoom(context.WithoutCancel(ctx)))
+		}
+		return err
+	}, Undo: b.takeRoom}
+}
+
+// startRoom is for what a start writes on a disk: overlayfs's own directory, and
+// what the sandbox finds about itself.
+const startRoom = 1 << 20
+
+// makeRoom lets a sandbox that has filled its disk start, to be emptied: until
+// takeRoom, which a kill may have prevented the last time, its limit is higher.
+func (b *build) makeRoom(ctx context.Context) error {
+	id, limit := string(b.sb.id), b.rec.Request.Spec.Limits.Disk
+	if limit == 0 || !diskpool.Shrinks(b.r.disks) { // then what is removed first has to be enough
+		return nil
+	}
+	u, err := b.r.disks.Usage(ctx, id)
+	if err != nil {
+		return err
+	}
+	if b.hasRoom = u.Used+startRoom > limit; b.hasRoom {
+		limit += startRoom
+	} else if u.Limit <= limit {
+		return nil
+	}
+	return b.r.disks.Resize(ctx, id, limit)
+}
+
+func (b *build) takeRoom(ctx context.Context) error {
+	if !b.hasRoom {
+		return nil
+	}
+	b.hasRoom = false
+	return b.r.disks.Resize(ctx, string(b.sb.id), b.rec.Request.Spec.Limits.Disk)
 }
 
 // sample reads what a sandbox uses, or used before it stopped.

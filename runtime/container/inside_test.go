@@ -282,18 +282,33 @@ func TestF23HostMountsOnlyUnderAllowedRoots(t *testing.T) {
 	}
 }
 
-func TestD13DiskLimitHolds(t *testing.T) {
-	w := newWorld(t)
-	id := w.create(t, func(r *runtime.Request) { r.Spec.Limits.Disk = 32 << 20 })
-	o := w.sh(t, id, "dd if=/dev/zero of=/big bs=1M count=45")
-	if o.ExitCode == 0 {
-		t.Errorf("45 MiB fit into 32: %s", o.stderr)
-	}
-	w.want(t, id, "echo alive", "alive\n")
-	s, err := w.r.Stats(t.Context(), id)
-	must(t, err)
-	if s.Disk < 20<<20 || s.Disk > 33<<20 || s.DiskLimit != 32<<20 {
-		t.Errorf("%+v", s)
+func TestD13_DiskLimitHolds(t *testing.T) {
+	for name, options := range map[string][]func(*world){"pool": nil, "a file for each disk": {loopDisks}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, options...)
+			id := w.create(t, func(r *runtime.Request) { r.Spec.Limits.Disk = 32 << 20 })
+			overfill := func(when string) {
+				t.Helper()
+				if o := w.sh(t, id, "dd if=/dev/zero of=/big bs=1M count=45"); o.ExitCode == 0 {
+					t.Errorf("%s: 45 MiB fit into 32: %s", when, o.stderr)
+				}
+				w.want(t, id, "echo alive", "alive\n")
+				s, err := w.r.Stats(t.Context(), id)
+				must(t, err)
+				if s.Disk < 20<<20 || s.Disk > 33<<20 || s.DiskLimit > 32<<20 {
+					t.Errorf("%s: %+v", when, s)
+				}
+			}
+			overfill("at first")
+			for range 3 { // a later session starts, and is as limited
+				must(t, w.r.Stop(t.Context(), id, 0))
+				if _, err := w.r.Start(t.Context(), id); err != nil {
+					t.Fatal("start on a full disk:", err)
+				}
+				overfill("after a start")
+			}
+			w.want(t, id, "rm /big; echo more > /small; cat /small", "more\n")
+		})
 	}
 }
 

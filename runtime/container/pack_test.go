@@ -193,9 +193,9 @@ func TestH11_ARunningDatabaseIsConsistent(t *testing.T) {
 			t.Run(name+" "+mode, func(t *testing.T) {
 				w := newWorld(t, options...)
 				id := w.create(t, on(sqlite))
-				p, err := w.r.Exec(t.Context(), id, process.Spec{ID: "db", Argv: []string{"sh", "-c", `exec 2>&1
-					echo "pragma journal_mode=` + mode + `; pragma synchronous=off; create table t(i integer primary key, x blob);" | sqlite3 /root/db
-					i=0; while :; do i=$((i+1)); echo "insert into t(x) values(randomblob(3000));"; [ $i = 50 ] && echo "update t set x=randomblob(2000) where i % 7 = 1;" && i=0; done | sqlite3 /root/db`}})
+				p, err := w.r.Exec(t.Context(), id, process.Spec{ID: "db", Argv: []string{"sh", "-c", `exec 2>&1; db="sqlite3 -cmd '.timeout 5000' /root/db" # who looks must not keep it from its first lock
+					echo "pragma journal_mode=` + mode + `; pragma synchronous=off; create table t(i integer primary key, x blob);" | eval $db
+					i=0; while :; do i=$((i+1)); echo "insert into t(x) values(randomblob(3000));"; [ $i = 50 ] && echo "update t set x=randomblob(2000) where i % 7 = 1;" && i=0; done | eval $db`}})
 				must(t, err)
 				eventually(t, "there are rows", func() bool {
 					return w.sh(t, id, `[ "$(echo 'select count(*)>300 from t' | sqlite3 -cmd '.timeout 5000' /root/db)" = 1 ]`).ExitCode == 0

@@ -181,3 +181,20 @@ func TestLeftoversAreSweptAtOnceAndThenNowAndThen(t *testing.T) {
 		}
 	})
 }
+
+// TestTheLoaderReadsOnlyWhatItMust: it is not root, and without files to read it
+// has no capability.
+func TestTheLoaderReadsOnlyWhatItMust(t *testing.T) {
+	for blobs, want := range map[string]bool{
+		"":                        true, // a directory below the data
+		"file:///srv/blobs":       true,
+		"s3://b/p?region=r":       false,
+		"s3://b/p?credentials=/k": true,
+	} {
+		s := defaults()
+		s.Data, s.Blobs = t.TempDir(), blobs
+		if c := s.loaderChild(nil, nil); (len(c.Caps) > 0) != want || c.UID == 0 {
+			t.Errorf("%q: capabilities %v, uid %d", blobs, c.Caps, c.UID)
+		}
+	}
+}

@@ -56,23 +56,34 @@ func openLoader(ctx context.Context, o orders, log *slog.Logger) (*serving, erro
 }
 
 // loaderChild is the loader as a process of its own: no root, and of all
-// capabilities only, where objects are files, the one to read them.
+// capabilities only the one to read files, where objects are files or the keys
+// to them are in one.
 func (s *settings) loaderChild(order, socket *os.File) supervise.Child {
 	c := supervise.Child{Name: "loader", Argv: []string{self, "loader"}, Env: s.credentials, Files: []*os.File{order, socket}, UID: s.Node.LoaderUID, GID: s.Node.LoaderUID,
 		Ready: readyWithin, Grace: gatewayEnds}
-	if s.blobsAreFiles() {
+	if s.blobsAreFiles() || s.keysAreInAFile() {
 		c.Caps = []uintptr{unix.CAP_DAC_READ_SEARCH}
 	}
 	return c
 }
 
-func (s *settings) blobsAreFiles() bool {
+func (s *settings) blobsAreFiles() bool { return s.parsedBlobs().Scheme == "file" }
+
+// keysAreInAFile says that whoever asks object storage reads its keys from a
+// file, which only root may do, again and again.
+func (s *settings) keysAreInAFile() bool { return s.parsedBlobs().Query().Get("credentials") != "" }
+
+// parsedBlobs is empty if the setting is none.
+func (s *settings) parsedBlobs() *url.URL {
 	where, _, err := s.blobURL()
 	if err != nil {
-		return false
+		return &url.URL{}
 	}
 	u, err := url.Parse(where)
-	return err == nil && u.Scheme == "file"
+	if err != nil {
+		return &url.URL{}
+	}
+	return u
 }
 
 // makeBlobDir makes the directory of object storage, if it is one: the loader,

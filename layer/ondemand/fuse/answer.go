@@ -45,7 +45,7 @@ func (r *request) init() []byte {
 	le.PutUint32(o[0:], kernelMajor)
 	le.PutUint32(o[4:], kernelMinor)
 	le.PutUint32(o[8:], min(le.Uint32(r.body[8:]), most)) // readahead
-	le.PutUint32(o[12:], le.Uint32(r.body[12:])&(initAsyncRead|initMaxPages))
+	le.PutUint32(o[12:], le.Uint32(r.body[12:])&(initAsyncRead|initAsyncDIO|initMaxPages))
 	le.PutUint16(o[16:], slots)     // requests in the background
 	le.PutUint16(o[18:], slots*3/4) // … before it counts as congested
 	le.PutUint32(o[20:], 4096)      // largest write

@@ -25,6 +25,7 @@ const (
 	kernelMinor = 31 // the newest version of the protocol we need; 5.2
 
 	initAsyncRead = 1 << 0
+	initAsyncDIO  = 1 << 15 // a loop device reads many pieces at a time
 	initMaxPages  = 1 << 22
 
 	openKeepCache = 1 << 1

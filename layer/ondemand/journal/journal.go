@@ -179,7 +179,7 @@ func (j *Journal) Receive(ctx context.Context, from *os.File, room int, idle cha
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		_, err := from.Read(j.Take(i)[:room])
+		err := receive(from, j.Take(i)[:room])
 		if err == nil {
 			taken(i)
 			continue
@@ -193,6 +193,24 @@ func (j *Journal) Receive(ctx context.Context, from *os.File, room int, idle cha
 			return err
 		}
 	}
+}
+
+// receive reads one message. Of a file with an error the runtime says no more than
+// that; the kernel knows which.
+func receive(from *os.File, b []byte) error {
+	_, err := from.Read(b)
+	if _, ok := errors.AsType[unix.Errno](err); err == nil || ok || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	raw, rawErr := from.SyscallConn()
+	if rawErr != nil {
+		return err
+	}
+	again := err
+	if raw.Control(func(fd uintptr) { _, again = unix.Read(int(fd), b) }) != nil || errors.Is(again, unix.EAGAIN) {
+		return err
+	}
+	return again
 }
 
 // past is a deadline that ends a read at once.

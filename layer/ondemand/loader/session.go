@@ -111,7 +111,7 @@ func (c *Client) mounted(ctx context.Context, l layer.Local) (rootfs.Device, err
 func (c *Client) marked(ctx context.Context, l layer.Local) (rootfs.Device, error) {
 	c.marking.Lock()
 	defer c.marking.Unlock()
-	device := rootfs.Device{Path: l.Data, Kind: PreContent}
+	device := rootfs.Device{Path: l.Data, Kind: PreContent, NoLoop: true}
 	data, err := os.OpenFile(l.Data, os.O_RDWR, 0)
 	if err != nil {
 		return device, dsec.E(dsec.Internal, "open layer", string(l.Digest), err)

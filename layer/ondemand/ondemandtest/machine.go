@@ -47,7 +47,16 @@ func NewOrigin(t *testing.T, b Backend) *Origin {
 	t.Helper()
 	o := &Origin{Backend: b, tree: t.TempDir()}
 	o.plant(t)
-	blobs, err := bucket.Open(context.Background(), b.URL)
+	o.push(t, func(s *store.Store) (layer.Info, error) {
+		return s.Import(context.Background(), o.tree, "", image.Options{})
+	})
+	return o
+}
+
+// push has a store of its own make the layer, and so put it into the backend.
+func (o *Origin) push(t testing.TB, make func(*store.Store) (layer.Info, error)) {
+	t.Helper()
+	blobs, err := bucket.Open(context.Background(), o.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,12 +66,11 @@ func NewOrigin(t *testing.T, b Backend) *Origin {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	info, err := s.Import(context.Background(), o.tree, "", image.Options{})
+	info, err := make(s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	o.digest = info.Digest
-	return o
 }
 
 // The files that tests name.
@@ -137,7 +145,7 @@ func (o *Origin) packs(t *testing.T) []string {
 // Machine is one that has nothing of a layer but its metadata, with a mechanism
 // before its data and a mount of the layer.
 type Machine struct {
-	t       *testing.T
+	t       testing.TB
 	o       *Origin
 	mech    Mechanism
 	dir     string // of the layer
@@ -158,8 +166,15 @@ const (
 	readersBy = 3 * time.Minute
 )
 
-// NewMachine makes one; in is where its files are.
-func NewMachine(t *testing.T, m Mechanism, o *Origin, in string) *Machine {
+// NewMachine makes one and mounts the layer; in is where its files are.
+func NewMachine(t testing.TB, m Mechanism, o *Origin, in string) *Machine {
+	t.Helper()
+	x := newMachine(t, m, o, in)
+	x.mount = x.newMount(x.at.Device)
+	return x
+}
+
+func newMachine(t testing.TB, m Mechanism, o *Origin, in string) *Machine {
 	t.Helper()
 	x := &Machine{t: t, o: o, mech: m, order: order{Mechanism: m.Name, Store: o.URL, Deadline: deadline}}
 	t.Cleanup(x.close)
@@ -173,7 +188,6 @@ func NewMachine(t *testing.T, m Mechanism, o *Origin, in string) *Machine {
 	}
 	x.order.Dir, x.order.Files = x.dir, len(x.at.Files)
 	x.Start()
-	x.mount = x.newMount(x.at.Device)
 	return x
 }
 
@@ -202,12 +216,36 @@ func (x *Machine) fetch(in string) {
 
 func (x *Machine) newMount(device string) *os.File {
 	x.t.Helper()
-	m, err := linux.NewFS("erofs").String("source", filepath.Join(x.dir, layer.MetaFile)).Flag("ro").String("device", device).
+	source := filepath.Join(x.dir, layer.MetaFile)
+	if x.mech.Loops {
+		for _, path := range []*string{&source, &device} {
+			dev := x.loop(*path, path == &device)
+			defer dev.Close() // the mount has it
+			*path = dev.Name()
+		}
+	}
+	m, err := linux.NewFS("erofs").String("source", source).Flag("ro").String("device", device).
 		Mount(unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NODEV)
 	if err != nil {
 		x.t.Fatal(err)
 	}
 	return m
+}
+
+func (x *Machine) loop(path string, direct bool) *os.File {
+	x.t.Helper()
+	// Not by os.Open: the runtime would wait for events of it.
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		x.t.Fatal(&os.PathError{Op: "open", Path: path, Err: err})
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	dev, err := linux.Loop(f, direct)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return dev
 }
 
 func (x *Machine) close() {
@@ -235,7 +273,7 @@ func (x *Machine) Start() {
 	theirs := os.NewFile(uintptr(pair[1]), "control")
 	defer theirs.Close()
 	x.control = os.NewFile(uintptr(pair[0]), "control")
-	c := x.self(serverEnv, x.order)
+	c := self(x.t, serverEnv, x.order)
 	c.ExtraFiles = append([]*os.File{theirs, x.data}, x.at.Files...)
 	c.Stdout, c.Stderr = &x.log, &x.log
 	if err := c.Start(); err != nil {
@@ -244,11 +282,11 @@ func (x *Machine) Start() {
 	x.server = c
 }
 
-func (x *Machine) self(env string, arg any) *exec.Cmd {
-	x.t.Helper()
+func self(t testing.TB, env string, arg any) *exec.Cmd {
+	t.Helper()
 	raw, err := json.Marshal(arg)
 	if err != nil {
-		x.t.Fatal(err)
+		t.Fatal(err)
 	}
 	c := exec.Command("/proc/self/exe")
 	c.Env = append(os.Environ(), env+"="+string(raw))
@@ -298,9 +336,21 @@ func (x *Machine) Trouble(t trouble) {
 func (x *Machine) reader(r reading) *exec.Cmd {
 	x.t.Helper()
 	r.Tree = x.o.tree
-	c := x.self(readerEnv, r)
-	c.ExtraFiles = []*os.File{x.mount}
+	return reader(x.t, r, x.mount)
+}
+
+func reader(t testing.TB, r reading, mount *os.File) *exec.Cmd {
+	t.Helper()
+	c := self(t, readerEnv, r)
+	c.ExtraFiles = []*os.File{mount}
 	return c
+}
+
+// Read has a process of its own read a file of a tree, or all ("") of them, from a
+// mount that shows the tree, and compare. It fails after a bound.
+func Read(t testing.TB, mount *os.File, tree, file string) error {
+	t.Helper()
+	return bounded(reader(t, reading{Tree: tree, File: file}, mount), io.Discard)
 }
 
 // Read has a process read; it fails after a bound and is killed then.

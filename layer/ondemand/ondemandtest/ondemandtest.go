@@ -9,7 +9,10 @@
 // The test binary serves and reads in processes that it starts from itself, so
 // its TestMain calls Main:
 //
-//	func TestMain(m *testing.M) { os.Exit(ondemandtest.Main(m, mechanisms...)) }
+//	func TestMain(m *testing.M) { os.Exit(ondemandtest.Main(m)) }
+//
+// Tests of what layers show run over layers that come in every way there is with
+// EachWay.
 package ondemandtest
 
 import (
@@ -21,7 +24,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -49,6 +51,8 @@ type Mechanism struct {
 	Stays bool
 	// Through says that what there is no room for on the disk can be read.
 	Through bool
+	// Loops says that a layer is mounted through loop devices.
+	Loops bool
 }
 
 // Attached is what outlives the servers of one data file.
@@ -62,11 +66,11 @@ type Attached struct {
 const serverEnv, readerEnv = "DSEC_ONDEMAND_SERVER", "DSEC_ONDEMAND_READER"
 
 // Main runs the tests, or is one of the processes that they start.
-func Main(m *testing.M, mechanisms ...Mechanism) int {
+func Main(m *testing.M) int {
 	var err error
 	switch {
 	case os.Getenv(serverEnv) != "":
-		err = serve([]byte(os.Getenv(serverEnv)), mechanisms)
+		err = serve([]byte(os.Getenv(serverEnv)))
 	case os.Getenv(readerEnv) != "":
 		err = read([]byte(os.Getenv(readerEnv)))
 	case os.Getenv(rootEnv) != "":
@@ -98,7 +102,7 @@ const (
 	firstFD
 )
 
-func serve(raw []byte, mechanisms []Mechanism) error {
+func serve(raw []byte) error {
 	var o order
 	if err := json.Unmarshal(raw, &o); err != nil {
 		return err
@@ -119,9 +123,6 @@ func serve(raw []byte, mechanisms []Mechanism) error {
 	if err != nil {
 		return err
 	}
-	if i := slices.IndexFunc(mechanisms, func(m Mechanism) bool { return m.Name == o.Mechanism }); i >= 0 && !mechanisms[i].Through {
-		l.KeepAll()
-	}
 	go control(l, broken, room)
 	var files []*os.File
 	for i := range o.Files {
@@ -129,9 +130,12 @@ func serve(raw []byte, mechanisms []Mechanism) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
-	for _, m := range mechanisms {
+	for _, m := range Mechanisms() {
 		if m.Name != o.Mechanism {
 			continue
+		}
+		if !m.Through {
+			l.KeepAll()
 		}
 		if err := m.Serve(ctx, files, data, l); err != nil && ctx.Err() == nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,8 +21,8 @@ import (
 	"github.com/opendsec/dsec/blob/fault"
 )
 
-// Run is the suite, for one mechanism and one backend.
-func Run(t *testing.T, m Mechanism, b Backend) {
+// Run is the suite, for one mechanism and one backend, or only some of it.
+func Run(t *testing.T, m Mechanism, b Backend, only ...string) {
 	if err := m.Supported(t.TempDir()); err != nil {
 		t.Skip(err)
 	}
@@ -33,7 +34,9 @@ func Run(t *testing.T, m Mechanism, b Backend) {
 		{"every byte is right", everyByte}, {"programs run", programs}, {"a chunk is fetched once", once}, {"errors", failures},
 		{"damaged objects", damaged}, {"the disk is full", full}, {"killed readers", killable}, {"killed servers", killed}, {"whole", whole},
 	} {
-		t.Run(c.name, func(t *testing.T) { c.test(t, m, o) })
+		if len(only) == 0 || slices.Contains(only, c.name) {
+			t.Run(c.name, func(t *testing.T) { c.test(t, m, o) })
+		}
 	}
 }
 
