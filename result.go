@@ -111,6 +111,15 @@ type Result struct {
 	Usage     Usage    `json:"usage"`
 }
 
+// Blame is what happened to a sandbox that is not its doing, and will be the
+// cause of its end, whatever else ends it: from Since on it may have seen what
+// was not so.
+type Blame struct {
+	Cause    Cause     `json:"cause"`
+	Since    time.Time `json:"since"`
+	Evidence []string  `json:"evidence"` // as in Result
+}
+
 // NewResult fills the derived fields.
 func NewResult(c Cause, phase string, by Inducer, evidence ...string) *Result {
 	return &Result{Outcome: c.Outcome(), Cause: c, Phase: phase, InducedBy: by, Evidence: evidence,

@@ -25,6 +25,7 @@ type Sandbox struct {
 	Starts  int            `json:"starts"`
 	Steps   []dsec.Step    `json:"steps,omitempty"` // of the last creation or start
 	Kept    *KeptDisk      `json:"kept,omitempty"`  // its disk, packed because it failed
+	Blame   *dsec.Blame    `json:"blame,omitempty"` // what its end will be put down to
 }
 
 // KeptDisk is the packed disk of a sandbox that failed.
@@ -38,7 +39,7 @@ func sandbox(p *dsecv1.Sandbox) Sandbox {
 	s := Sandbox{ID: dsec.SandboxID(p.GetId()), Project: p.GetProject(), Node: dsec.NodeID(p.GetNode()),
 		Spec: wire.SpecFrom(p.GetSpec()), State: dsec.State(p.GetState()), Result: wire.ResultFrom(p.GetResult()),
 		Digests: p.GetDigests(), Created: wire.Instant(p.GetCreated()), Changed: wire.Instant(p.GetChanged()),
-		Expires: wire.Instant(p.GetExpires()), Starts: int(p.GetStarts()), Steps: wire.StepsFrom(p.GetSteps())}
+		Expires: wire.Instant(p.GetExpires()), Starts: int(p.GetStarts()), Steps: wire.StepsFrom(p.GetSteps()), Blame: wire.BlameFrom(p.GetBlame())}
 	if k := p.GetKept(); k != nil {
 		s.Kept = &KeptDisk{Digest: k.Digest, Tag: k.Tag, Until: wire.Instant(k.Until)}
 	}

@@ -177,6 +177,18 @@ func (p *Presence) Sync(data *os.File) error {
 	return os.NewSyscallError("msync", unix.Msync(p.m, unix.MS_SYNC))
 }
 
+// DropUnsynced notes that nothing is here of which it is not known to be on the
+// disk: for when writing it there has failed, after which what was written may be
+// forgotten by the kernel at any moment.
+func (p *Presence) DropUnsynced() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.live {
+		keep := atomic.LoadUint32(&p.synced[i])
+		p.count.Add(-int64(bits.OnesCount32(atomic.AndUint32(&p.live[i], keep) &^ keep)))
+	}
+}
+
 // File is what it is mapped from, to hand it to another process.
 func (p *Presence) File() *os.File { return p.file }
 

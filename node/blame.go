@@ -27,9 +27,14 @@ func (n *Node) failCreation(ctx context.Context, b *box, key []byte, steps []dse
 		}
 	}
 	res := blame(ctx, err)
-	change := func(r *record) { r.Result, r.Steps, r.Intent, r.Expires = res, steps, intentDestroy, time.Time{} }
+	change := func(r *record) {
+		r.Steps, r.Intent, r.Expires = steps, intentDestroy, time.Time{}
+		if r.Result = res; r.Blame != nil && res.Cause == dsec.CauseInfraStartTimeout { // it may have read what could not be had
+			r.Result = r.putDown(res)
+		}
+	}
 	b.applied(change, []dsec.State{dsec.Failed})
-	n.cfg.Metrics.ends.WithLabelValues(string(res.Cause)).Inc()
+	n.cfg.Metrics.ends.WithLabelValues(string(b.rec.Result.Cause)).Inc() // only the turn changes it
 	n.settle(b)
 	var werr error
 	if forget := []op{dropCall(key)}; b.left {

@@ -23,20 +23,21 @@ type box struct {
 	held   share                   // of the budget; guarded by turn
 	left   bool                    // something could not be undone; guarded by turn
 
-	mu        sync.Mutex
-	rec       record
-	dirty     bool // rec holds what the ledger does not
-	ring      []dsec.Event
-	execs     map[string]*execution
-	running   int // of execs
-	ends      int // of execs, ever
-	attached  int
-	active    time.Time // last activity
-	warned    time.Time // the deadline that was warned of
-	abandoned time.Time // its creator left before it was ready, and nobody came since
-	retryAt   time.Time // of an intent that was not finished
-	exitBy    time.Time // found dead at the start: when to stop waiting for its Exit
-	gone      bool      // deleted: out of the maps
+	mu         sync.Mutex
+	rec        record
+	dirty      bool // rec holds what the ledger does not
+	ring       []dsec.Event
+	execs      map[string]*execution
+	running    int // of execs
+	ends       int // of execs, ever
+	attached   int
+	active     time.Time // last activity
+	warned     time.Time // the deadline that was warned of
+	layerError time.Time // of the last event of that kind
+	abandoned  time.Time // its creator left before it was ready, and nobody came since
+	retryAt    time.Time // of an intent that was not finished
+	exitBy     time.Time // found dead at the start: when to stop waiting for its Exit
+	gone       bool      // deleted: out of the maps
 }
 
 const ringEvents = 256

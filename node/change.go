@@ -133,7 +133,7 @@ func (n *Node) stop(ctx context.Context, b *box, res *dsec.Result, extra []op) e
 	switch b.state() {
 	case dsec.Running, dsec.Paused:
 		usage := n.sample(ctx, b)
-		err := b.move(func(r *record) { r.Intent, r.Result, r.Usage = intentStop, withUsage(res, usage), usage }, nil, dsec.Stopping)
+		err := b.move(func(r *record) { r.Intent, r.Result, r.Usage = intentStop, r.verdict(withUsage(res, usage)), usage }, nil, dsec.Stopping)
 		if err != nil {
 			return err
 		}

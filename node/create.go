@@ -319,7 +319,7 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 		lifecycle.Step{Name: "runtime",
 			Do: func(ctx context.Context) (err error) {
 				b.mu.Lock()
-				b.rec.Digests = digestsOf(set)
+				b.rec.Digests, b.rec.Blame = digestsOf(set), nil // of what an attempt before this one met nothing is left
 				b.mu.Unlock()
 				if inner, err = b.rt.Create(ctx, runtime.Request{ID: b.id, Spec: spec, Layers: set}); err != nil {
 					return &buildError{err, true}

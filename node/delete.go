@@ -29,7 +29,7 @@ func (n *Node) delete(ctx context.Context, b *box, res *dsec.Result, extra []op)
 	if live {
 		usage := n.sample(ctx, b)
 		states = []dsec.State{dsec.Stopping}
-		change = func(r *record) { r.Intent, r.Result, r.Usage = intentDestroy, withUsage(res, usage), usage }
+		change = func(r *record) { r.Intent, r.Result, r.Usage = intentDestroy, r.verdict(withUsage(res, usage)), usage }
 	}
 	if live || b.rec.Intent != intentDestroy { // only the turn writes it
 		err := b.move(change, nil, states...)

@@ -30,6 +30,15 @@ type tracked struct {
 	b *box
 }
 
+// Wait puts the end of the command down to what has happened to its sandbox.
+func (t *tracked) Wait(ctx context.Context) (process.Result, error) {
+	r, err := t.Process.Wait(ctx)
+	if err == nil {
+		r.Blame = t.b.blameOf(r.Started, r.Wall+r.Held)
+	}
+	return r, err
+}
+
 func (t *tracked) Release(ctx context.Context) error {
 	err := t.Process.Release(ctx)
 	if err == nil {
@@ -173,7 +182,7 @@ func (b *box) overOutputLocked() (drop []process.Process) {
 // outputOf reads the end of what a command wrote.
 func (b *box) outputOf(ctx context.Context, p process.Process, r process.Result) output {
 	s := p.Spec()
-	o := output{Exec: s.ID, Argv: commandLine(s.Argv), Status: string(r.Status), Code: r.ExitCode, OOM: r.OOM, Started: r.Started.UTC(),
+	o := output{Blame: b.blameOf(r.Started, r.Wall+r.Held), Exec: s.ID, Argv: commandLine(s.Argv), Status: string(r.Status), Code: r.ExitCode, OOM: r.OOM, Started: r.Started.UTC(),
 		Wall: r.Wall.Seconds(), Total: r.Stdout.Total + r.Stderr.Total}
 	o.Stdout = lastBytes(ctx, p, process.Stdout)
 	if s.PTY == nil {

@@ -60,7 +60,7 @@ func (n *Node) fail(b *box, res *dsec.Result) error {
 		states = []dsec.State{dsec.Stopping, dsec.Stopped}
 	}
 	change := func(r *record) {
-		r.Intent, r.Result, r.Usage, r.Expires = intentNone, withUsage(res, usage), usage, time.Time{}
+		r.Intent, r.Result, r.Usage, r.Expires = intentNone, r.verdict(withUsage(res, usage)), usage, time.Time{}
 	}
 	if err := b.move(change, nil, states...); err != nil {
 		return err

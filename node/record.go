@@ -52,6 +52,7 @@ type record struct {
 	Outputs  []output       `json:"outputs,omitempty"`
 	SpecHash string         `json:"spec_hash,omitempty"` // of the spec as it was asked for
 	Kept     *Kept          `json:"kept,omitempty"`      // its disk
+	Blame    *dsec.Blame    `json:"blame,omitempty"`
 }
 
 // output is what is left of a command.
@@ -66,6 +67,8 @@ type output struct {
 	Stdout  []byte    `json:"stdout,omitempty"`
 	Stderr  []byte    `json:"stderr,omitempty"`
 	Total   int64     `json:"total"` // bytes written to both
+
+	Blame dsec.Cause `json:"blame,omitempty"` // as of process.Result
 }
 
 // write is encode of what a decoder will read: a record that is too large must
@@ -123,6 +126,10 @@ func (r *record) sandbox() Sandbox {
 	if r.Result != nil {
 		res := *r.Result
 		s.Result = &res
+	}
+	if r.Blame != nil {
+		blame := *r.Blame
+		s.Blame = &blame
 	}
 	if r.Kept != nil {
 		kept := *r.Kept

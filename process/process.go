@@ -18,6 +18,8 @@ package process
 import (
 	"context"
 	"time"
+
+	"github.com/opendsec/dsec"
 )
 
 // Stream names an output stream. A PTY has Stdout only.
@@ -92,6 +94,10 @@ type Result struct {
 	CPU      time.Duration
 	Throttle time.Duration // held back by the CPU quota
 	Held     time.Duration // the node held the sandbox
+
+	// Blame is not empty if something had happened to the sandbox before the
+	// command ended, see dsec.Blame: what it did may come of that. The node sets it.
+	Blame dsec.Cause
 }
 
 // Chunk is a piece of output. Offset is where Data begins; it is larger than

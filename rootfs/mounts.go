@@ -53,24 +53,28 @@ type Mounts struct {
 // mounted is one layer mount. Making it is single-flight: ready is closed when
 // file or err is set.
 type mounted struct {
-	digest layer.Digest
-	name   string // in the Keeper
-	ready  chan struct{}
-	file   *os.File
-	err    error
-	demand bool      // its data come on demand; known when it is ready
-	data   *os.File  // what it reads its data from; nil: none, or an earlier process made it
-	users  int       // under Mounts.mu
-	idle   time.Time // when users became 0
+	digest  layer.Digest
+	name    string // in the Keeper
+	ready   chan struct{}
+	file    *os.File
+	err     error
+	demand  bool      // its data come on demand; known when it is ready
+	by      string    // Device.Session
+	retired bool      // nobody new gets it; under Mounts.mu
+	data    *os.File  // what it reads its data from; nil: none, or an earlier process made it
+	users   int       // under Mounts.mu
+	idle    time.Time // when users became 0
 }
 
-// name in the Keeper of a mount whose data come on demand. There may be several
-// of one layer: who has one keeps it when the layer has become whole.
+// name in the Keeper of a mount whose data come on demand: before what comes
+// once only, and before the session they come by. There may be several of one
+// layer: who has one keeps it when the layer has become whole.
 const demandMark = "~"
 
-func digestOf(name string) (d layer.Digest, demand bool) {
-	hex, _, demand := strings.Cut(strings.TrimPrefix(name, keptPrefix), demandMark)
-	return layer.Digest(hex), demand
+func partsOf(name string) (d layer.Digest, demand bool, session string) {
+	hex, rest, demand := strings.Cut(strings.TrimPrefix(name, keptPrefix), demandMark)
+	_, session, _ = strings.Cut(rest, demandMark)
+	return layer.Digest(hex), demand, session
 }
 
 // Open finds what an earlier process left in the Keeper; mounts whose users
@@ -105,6 +109,10 @@ func (m *Mounts) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	retired, err := m.adoptRetired(ctx, names)
+	if err != nil {
+		return err
+	}
 	for _, name := range names {
 		f, err := m.keeper.Get(ctx, name)
 		if err != nil {
@@ -114,15 +122,19 @@ func (m *Mounts) adopt(ctx context.Context) error {
 		if err != nil {
 			m.opts.Log.Warn("layer mount of an earlier process is not usable", "mount", name, "err", err)
 			f.Close()
-			if err := errors.Join(m.plan.Retire(name), m.keeper.Drop(ctx, name)); err != nil {
+			if err := errors.Join(m.plan.Retire(name), m.keeper.Drop(ctx, name), m.keeper.Drop(ctx, retiredPrefix+name)); err != nil {
 				return dsec.E(dsec.Internal, "drop layer mount", name, err)
 			}
 			continue
 		}
 		c.Close()
-		d, demand := digestOf(name)
-		e := &mounted{digest: d, name: name, ready: make(chan struct{}), file: f, demand: demand, idle: time.Now()}
+		d, demand, session := partsOf(name)
+		e := &mounted{digest: d, name: name, ready: make(chan struct{}), file: f, demand: demand, by: session, idle: time.Now(), retired: retired[name]}
 		close(e.ready)
+		if e.retired {
+			m.old[e] = struct{}{}
+			continue
+		}
 		if was := m.mounts[d]; was != nil {
 			if demand { // names are in order: the one without the mark came before
 				m.old[e] = struct{}{}
@@ -240,8 +252,10 @@ func (m *Mounts) mountLayer(ctx context.Context, e *mounted, l layer.Local) (*os
 	if d.Mount != nil {
 		defer d.Mount.Close()
 	}
-	if e.demand = d.Kind != ""; !e.demand {
+	if e.demand, e.by = d.Kind != "", d.Session; !e.demand {
 		e.name = keptPrefix + string(l.Digest)
+	} else if e.by != "" {
+		e.name += demandMark + e.by
 	}
 	f, err := mountErofs(l.Meta, d, m.opts.forceLoop)
 	if err == nil && d.Path != "" {
@@ -427,7 +441,7 @@ func (m *Mounts) Evict(ctx context.Context, unused time.Duration) error {
 // evictLocked unmounts under the lock, so that a Use of the same layer finds it
 // either whole or gone.
 func (m *Mounts) evictLocked(ctx context.Context, e *mounted, unused time.Duration) (gone bool, err error) {
-	if !e.isReady() || e.users > 0 || time.Since(e.idle) < unused || e.file == nil {
+	if !e.isReady() || e.users > 0 || time.Since(e.idle) < unused && !e.retired || e.file == nil {
 		return false, nil
 	}
 	e.close()
@@ -435,7 +449,7 @@ func (m *Mounts) evictLocked(ctx context.Context, e *mounted, unused time.Durati
 	if m.mounts[e.digest] == e {
 		delete(m.mounts, e.digest)
 	}
-	if err := errors.Join(m.plan.Retire(e.name), m.keeper.Drop(ctx, e.name)); err != nil {
+	if err := errors.Join(m.plan.Retire(e.name), m.keeper.Drop(ctx, e.name), m.keeper.Drop(ctx, retiredPrefix+e.name)); err != nil {
 		return true, fmt.Errorf("unmount layer %s: %w", e.digest, err)
 	}
 	return true, nil

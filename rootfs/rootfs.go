@@ -5,7 +5,7 @@
 //
 //   - layer mount: the EROFS mount of one layer. It is in no mount namespace that
 //     anything else is in, and a Keeper holds its descriptor, so that it outlives
-//     this process.
+//     this process. One that is retired (Retire, Lost) nobody new gets.
 //   - user: a name, usually a sandbox id, that keeps layer mounts mounted. A mount
 //     without users goes away after a while, or at once with Evict.
 //   - upper: the directory a sandbox writes to. Beside it lies work, overlayfs's own.
@@ -52,6 +52,9 @@ type Device struct {
 	Path  string   // of the file; empty if the layer has no data
 	Kind  string   // of the mechanism that brings them on demand; empty: all are there
 	Mount *os.File // what the path leads through, closed when the layer is mounted; may be nil
+	// Session is what the data come by, if it is of this device alone: when it
+	// has ended before its mount, see Lost, reads of that are errors for ever.
+	Session string
 	// NoLoop: the mechanism does not see what is read through a loop device, which
 	// would be given holes.
 	NoLoop bool

@@ -379,6 +379,11 @@ func deviceOf(t *testing.T, k Keeper, l layer.Local) uint64 {
 	f, err := k.Get(t.Context(), keptPrefix+string(l.Digest))
 	must(t, err)
 	defer f.Close()
+	return deviceOfFile(t, f)
+}
+
+func deviceOfFile(t *testing.T, f *os.File) uint64 {
+	t.Helper()
 	var st unix.Stat_t
 	must(t, unix.Fstat(int(f.Fd()), &st))
 	return st.Dev

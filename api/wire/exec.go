@@ -84,7 +84,7 @@ func ExecResult(r process.Result) *dsecv1.ExecResult {
 	return &dsecv1.ExecResult{Status: string(r.Status), ExitCode: int32(r.ExitCode), Signal: int32(r.Signal),
 		Oom: r.OOM, OomLimit: r.OOMLimit, OomPeak: r.OOMPeak, Stdout: summary(r.Stdout), Stderr: summary(r.Stderr),
 		Started: stamp(r.Started), Wall: seconds(r.Wall), Cpu: seconds(r.CPU), Throttle: seconds(r.Throttle),
-		Held: seconds(r.Held)}
+		Held: seconds(r.Held), Blame: string(r.Blame)}
 }
 
 // ExecResultFrom the wire.
@@ -93,7 +93,7 @@ func ExecResultFrom(p *dsecv1.ExecResult) process.Result {
 		Signal: int(p.GetSignal()), OOM: p.GetOom(), OOMLimit: p.GetOomLimit(), OOMPeak: p.GetOomPeak(),
 		Stdout: summaryFrom(p.GetStdout()), Stderr: summaryFrom(p.GetStderr()), Started: instant(p.GetStarted()),
 		Wall: duration(p.GetWall()), CPU: duration(p.GetCpu()), Throttle: duration(p.GetThrottle()),
-		Held: duration(p.GetHeld())}
+		Held: duration(p.GetHeld()), Blame: dsec.Cause(p.GetBlame())}
 }
 
 func summary(s process.OutputSummary) *dsecv1.OutputSummary {

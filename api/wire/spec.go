@@ -83,6 +83,22 @@ func ResultFrom(p *dsecv1.Result) *dsec.Result {
 	}
 }
 
+// Blame for the wire; nil stays nil.
+func Blame(b *dsec.Blame) *dsecv1.Blame {
+	if b == nil {
+		return nil
+	}
+	return &dsecv1.Blame{Cause: string(b.Cause), Since: stamp(b.Since), Evidence: b.Evidence}
+}
+
+// BlameFrom the wire; nil stays nil.
+func BlameFrom(p *dsecv1.Blame) *dsec.Blame {
+	if p == nil {
+		return nil
+	}
+	return &dsec.Blame{Cause: dsec.Cause(p.GetCause()), Since: instant(p.GetSince()), Evidence: p.GetEvidence()}
+}
+
 // Steps for the wire.
 func Steps(steps []dsec.Step) []*dsecv1.Step {
 	out := make([]*dsecv1.Step, 0, len(steps))

@@ -214,9 +214,17 @@ func TestI5_TheAgentIsNeverTheVictim(t *testing.T) {
 func TestMetricsOfTheNodeAreServedByTheGateway(t *testing.T) {
 	h := start(t)
 	h.create(nil)
-	nodes, err := h.Nodes(t.Context())
+	if text := h.counts(); !strings.Contains(text, `dsec_node_creations_total{outcome="ok"} 1`) {
+		t.Error(text)
+	}
+}
+
+// counts are the numbers of the node.
+func (h *host) counts() string {
+	h.t.Helper()
+	nodes, err := h.Nodes(h.t.Context())
 	if err != nil || len(nodes) != 1 {
-		t.Fatalf("%v, %v", nodes, err)
+		h.t.Fatalf("%v, %v", nodes, err)
 	}
 	http := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(h.dir, "run", "gateway.sock"))
@@ -224,13 +232,14 @@ func TestMetricsOfTheNodeAreServedByTheGateway(t *testing.T) {
 	defer http.CloseIdleConnections()
 	resp, err := http.Get("http://dsec/v1/nodes/" + string(nodes[0].ID) + "/metrics")
 	if err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil || !strings.Contains(string(text), `dsec_node_creations_total{outcome="ok"} 1`) {
-		t.Errorf("%v\n%s", err, text)
+	if err != nil {
+		h.t.Fatal(err)
 	}
+	return string(text)
 }
 
 // A refused upload is an error for its caller and nothing for the log.

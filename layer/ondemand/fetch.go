@@ -46,6 +46,16 @@ type urgency struct {
 
 func (u *urgency) hurry() { u.once.Do(func() { close(u.now) }) }
 
+// hurried says whether one waits.
+func (u *urgency) hurried() bool {
+	select {
+	case <-u.now:
+		return true
+	default:
+		return false
+	}
+}
+
 // take returns the flights of the chunks that a reader needs and that are not
 // here, having begun those that nobody began, and what the reader will want next.
 func (l *Layer) take(from, to int) []*flight {
@@ -66,6 +76,10 @@ func (l *Layer) take(from, to int) []*flight {
 		wait = append(wait, f)
 	}
 	if l.closed {
+		return wait
+	}
+	if l.full() {
+		l.launch(mine, true)
 		return wait
 	}
 	// What is near is wanted next more often than not, and comes with the same request.
@@ -156,7 +170,7 @@ func (l *Layer) follow(from, to int) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.closed || l.full() {
 		return
 	}
 	l.launch(l.runAhead(from, to), false)
@@ -305,7 +319,9 @@ func (l *Layer) landAll(r *run, in io.Reader) error {
 			continue
 		}
 		b.plain = plain
-		if err := l.land(i, plain); err != nil {
+		if err := l.land(i, plain, r.urgent.hurried()); dsec.ClassOf(err) == dsec.NoSpace {
+			l.crash(r, []int{i}, err) // there may be room for a smaller one
+		} else if err != nil {
 			return err
 		}
 	}

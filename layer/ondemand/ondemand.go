@@ -16,7 +16,9 @@
 // for that chunk, at the latest after the deadline; the next who asks tries
 // again. Only what took long to fail is told again for half as long, a second at
 // most: the kernel asks up to three times for one read, and its reader should
-// not wait for three deadlines. Nothing here reads, maps or executes what it serves.
+// not wait for three deadlines. What finds no room (see Room) ReadAt gives
+// from memory, verified like everything; it is not noted as here, and fetched again
+// when it is asked for later. Nothing here reads, maps or executes what it serves.
 //
 // All methods may be called concurrently.
 package ondemand
@@ -28,6 +30,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -53,6 +56,7 @@ type Options struct {
 	Lanes    *Lanes        // shared by all layers of a machine; nil: own ones
 	Deadline time.Duration // of a fetch, its tries included; default 30 s
 	Window   time.Duration // how long after the first read the trace is written; default 2 min
+	Room     *Room         // shared by all layers of a machine; nil: the disk
 }
 
 // Layer is a layer whose data are coming.
@@ -66,6 +70,8 @@ type Layer struct {
 	work sync.WaitGroup
 
 	trace trace
+
+	keepAll atomic.Bool
 
 	whole chan struct{} // closed when all is here
 
@@ -112,6 +118,9 @@ func Open(p Parts, o Options) (*Layer, error) {
 	}
 	if o.Lanes == nil {
 		o.Lanes = NewLanes(0)
+	}
+	if o.Room == nil {
+		o.Room = NewRoom(nil)
 	}
 	if o.Blobs == nil {
 		return nil, dsec.Errorf(dsec.Invalid, "open layer", string(p.Digest), "no store to fetch from")
@@ -181,6 +190,23 @@ func (l *Layer) Ensure(caller context.Context, off, n int64) error {
 		return l.gone("read layer")
 	}
 	defer l.leave()
+	err := l.ensure(caller, off, n)
+	l.note(caller, err)
+	return err
+}
+
+// note counts a failure; of who went away it is none.
+func (l *Layer) note(caller context.Context, err error) {
+	if err == nil || caller.Err() != nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.Failures++
+	l.stats.Last = err
+}
+
+func (l *Layer) ensure(caller context.Context, off, n int64) error {
 	from, to := layer.Span(l.offs, off, n)
 	l.trace.note(off, min(n, l.Size()-off))
 	if l.here(from, to) {
@@ -199,14 +225,11 @@ func (l *Layer) Ensure(caller context.Context, off, n int64) error {
 	if err != nil {
 		err = dsec.E(dsec.ClassOf(err), "read layer", string(l.parts.Digest), err)
 	}
-	if err != nil && caller.Err() == nil { // of who went away it is none
-		l.stats.Failures++
-		l.stats.Last = err
-	}
 	return err
 }
 
-// ReadAt reads verified bytes.
+// ReadAt reads verified bytes. Those for which there is no room on the disk it
+// reads too.
 func (l *Layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n := min(int64(len(p)), l.Size()-off)
 	if n <= 0 {
@@ -216,10 +239,32 @@ func (l *Layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return 0, l.gone("read layer")
 	}
 	defer l.leave()
-	if err := l.Ensure(ctx, off, n); err != nil {
-		return 0, err
+	if l.full() { // it may be in memory
+		if done, err := l.through(p[:n], off); done && err == nil {
+			l.trace.note(off, n)
+			return int(n), nil
+		}
 	}
-	return l.parts.Data.ReadAt(p[:n], off)
+	for end := time.Now().Add(l.opts.Deadline); ; {
+		err := l.ensure(ctx, off, n)
+		if err == nil {
+			return l.parts.Data.ReadAt(p[:n], off)
+		}
+		done := false
+		if dsec.ClassOf(err) == dsec.NoSpace && !l.keepAll.Load() {
+			var rerr error
+			if done, rerr = l.through(p[:n], off); rerr != nil {
+				err = rerr
+			} else if !done && ctx.Err() == nil && time.Now().Before(end) {
+				continue // others' chunks have taken the place of ours meanwhile
+			}
+		}
+		if !done {
+			l.note(ctx, err)
+			return 0, err
+		}
+		return int(n), nil
+	}
 }
 
 func (l *Layer) here(from, to int) bool {
@@ -232,17 +277,20 @@ func (l *Layer) here(from, to int) bool {
 }
 
 func (l *Layer) await(ctx context.Context, flights []*flight) error {
+	var full error // the others may be had
 	for _, f := range flights {
 		select {
 		case <-f.landed:
-			if f.err != nil {
+			if dsec.ClassOf(f.err) == dsec.NoSpace {
+				full = f.err
+			} else if f.err != nil {
 				return f.err
 			}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
-	return nil
+	return full
 }
 
 // Fill fetches what is missing of all, in the order of the data.
@@ -260,6 +308,9 @@ func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
 		return l.gone("prefetch layer")
 	}
 	defer l.leave()
+	if l.full() {
+		return dsec.Errorf(dsec.NoSpace, "prefetch layer", string(l.parts.Digest), "there is no room for what nobody reads yet")
+	}
 	l.mu.Lock()
 	for _, r := range ranges {
 		from, to := layer.Span(l.offs, r.Off, r.Len)
@@ -280,13 +331,15 @@ func (l *Layer) Prefetch(ctx context.Context, ranges []Range) error {
 	return nil
 }
 
-// Sync makes durable what is here.
+// Sync makes durable what is here. What could not be written to the disk is
+// fetched again: nobody may read what the kernel has left in its place.
 func (l *Layer) Sync() error {
 	if !l.enter() {
 		return l.gone("sync layer")
 	}
 	defer l.leave()
 	if err := l.parts.Present.Sync(l.parts.Data); err != nil {
+		l.parts.Present.DropUnsynced()
 		return dsec.E(fault.Class(err, dsec.Internal), "sync layer", string(l.parts.Digest), err)
 	}
 	// Who read it has its own copy in memory.
@@ -303,6 +356,7 @@ func (l *Layer) Close() error {
 	l.mu.Unlock()
 	l.end()
 	l.work.Wait()
+	l.opts.Room.forget(l)
 	if again {
 		return nil
 	}
@@ -313,13 +367,16 @@ func (l *Layer) Close() error {
 	return err
 }
 
-// land writes a chunk that came and tells who waits.
-func (l *Layer) land(i int, plain []byte) error {
-	if _, err := l.parts.Data.WriteAt(plain, l.offs[i]); err != nil {
-		return dsec.E(fault.Class(err, dsec.Internal), "write chunk", strconv.Itoa(i), err)
+func (l *Layer) write(i int, plain []byte) error {
+	_, err := l.parts.Data.WriteAt(plain, l.offs[i])
+	if err == nil {
+		return nil
 	}
-	l.arrived(i)
-	return nil
+	class := fault.Class(err, dsec.Internal)
+	if class == dsec.NoSpace {
+		l.opts.Room.found(true)
+	}
+	return dsec.E(class, "write chunk", strconv.Itoa(i), err)
 }
 
 func (l *Layer) arrived(i int) {
@@ -348,6 +405,9 @@ func (l *Layer) crash(r *run, chunks []int, err error) {
 			}
 			delete(l.flights, i)
 			close(f.landed)
+			if dsec.ClassOf(f.err) == dsec.NoSpace && !l.keepAll.Load() {
+				continue // it was had
+			}
 			l.failed[i] = failure{err: f.err, until: time.Now().Add(min(time.Since(r.begun)/2, time.Second))}
 		}
 	}

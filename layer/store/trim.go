@@ -15,11 +15,12 @@ import (
 
 // Trim evicts layers until the data that are on this machine take at most so many
 // bytes of its disk, or nothing is left that may go: those not used for the
-// longest time first, and none that is leased. It returns what became free.
-func (s *Store) Trim(ctx context.Context, most int64, letGo LetGo) (freed int64, err error) {
+// longest time first, and none that is leased. It returns what became free and
+// what is still taken.
+func (s *Store) Trim(ctx context.Context, most int64, letGo LetGo) (freed, left int64, err error) {
 	all, total, err := s.taken()
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	var errs []error
 	for _, e := range all {
@@ -32,7 +33,7 @@ func (s *Store) Trim(ctx context.Context, most int64, letGo LetGo) (freed int64,
 			errs = append(errs, err)
 		}
 	}
-	return freed, errors.Join(errs...)
+	return freed, total - freed, errors.Join(errs...)
 }
 
 // taken lists the layers that nobody leases, the one used last at the end, and

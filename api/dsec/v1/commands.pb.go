@@ -362,6 +362,7 @@ type ExecResult struct {
 	Cpu           float64                `protobuf:"fixed64,11,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	Throttle      float64                `protobuf:"fixed64,12,opt,name=throttle,proto3" json:"throttle,omitempty"`
 	Held          float64                `protobuf:"fixed64,13,opt,name=held,proto3" json:"held,omitempty"`
+	Blame         string                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"` // cause of the sandbox's Blame, if the command ended after it began
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -485,6 +486,13 @@ func (x *ExecResult) GetHeld() float64 {
 		return x.Held
 	}
 	return 0
+}
+
+func (x *ExecResult) GetBlame() string {
+	if x != nil {
+		return x.Blame
+	}
+	return ""
 }
 
 type OutputSummary struct {
@@ -1817,7 +1825,7 @@ const file_dsec_v1_commands_proto_rawDesc = "" +
 	"\x04exec\x18\x01 \x01(\tR\x04exec\x12+\n" +
 	"\x06result\x18\x02 \x01(\v2\x13.dsec.v1.ExecResultR\x06result\x12+\n" +
 	"\x06stdout\x18\x03 \x01(\v2\x13.dsec.v1.KeptOutputR\x06stdout\x12+\n" +
-	"\x06stderr\x18\x04 \x01(\v2\x13.dsec.v1.KeptOutputR\x06stderr\"\x8f\x03\n" +
+	"\x06stderr\x18\x04 \x01(\v2\x13.dsec.v1.KeptOutputR\x06stderr\"\xa5\x03\n" +
 	"\n" +
 	"ExecResult\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\tR\x06status\x12\x1b\n" +
@@ -1833,7 +1841,8 @@ const file_dsec_v1_commands_proto_rawDesc = "" +
 	" \x01(\x01R\x04wall\x12\x10\n" +
 	"\x03cpu\x18\v \x01(\x01R\x03cpu\x12\x1a\n" +
 	"\bthrottle\x18\f \x01(\x01R\bthrottle\x12\x12\n" +
-	"\x04held\x18\r \x01(\x01R\x04held\"]\n" +
+	"\x04held\x18\r \x01(\x01R\x04held\x12\x14\n" +
+	"\x05blame\x18\x0e \x01(\tR\x05blame\"]\n" +
 	"\rOutputSummary\x12\x14\n" +
 	"\x05total\x18\x01 \x01(\x03R\x05total\x12\x18\n" +
 	"\adropped\x18\x02 \x01(\x03R\adropped\x12\x1c\n" +

@@ -429,7 +429,8 @@ type Sandbox struct {
 	Starts        int32                  `protobuf:"varint,10,opt,name=starts,proto3" json:"starts,omitempty"`
 	Steps         []*Step                `protobuf:"bytes,11,rep,name=steps,proto3" json:"steps,omitempty"` // of the last creation or start
 	Node          string                 `protobuf:"bytes,12,opt,name=node,proto3" json:"node,omitempty"`
-	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"` // absent: its disk is not kept
+	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"`   // absent: its disk is not kept
+	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"` // absent: nothing has happened to it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -555,6 +556,76 @@ func (x *Sandbox) GetKept() *Kept {
 	return nil
 }
 
+func (x *Sandbox) GetBlame() *Blame {
+	if x != nil {
+		return x.Blame
+	}
+	return nil
+}
+
+// Blame is what happened to a sandbox that is not its doing. It will be the
+// cause of its end, whatever else ends it: what the sandbox did since then may
+// come of that.
+type Blame struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cause         string                 `protobuf:"bytes,1,opt,name=cause,proto3" json:"cause,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	Evidence      []string               `protobuf:"bytes,3,rep,name=evidence,proto3" json:"evidence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Blame) Reset() {
+	*x = Blame{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Blame) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Blame) ProtoMessage() {}
+
+func (x *Blame) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Blame.ProtoReflect.Descriptor instead.
+func (*Blame) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Blame) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *Blame) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Blame) GetEvidence() []string {
+	if x != nil {
+		return x.Evidence
+	}
+	return nil
+}
+
 // Kept is the packed disk of a sandbox that failed.
 type Kept struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -567,7 +638,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -579,7 +650,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -592,7 +663,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Kept) GetDigest() string {
@@ -625,7 +696,7 @@ type CreateRequest struct {
 
 func (x *CreateRequest) Reset() {
 	*x = CreateRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +708,7 @@ func (x *CreateRequest) String() string {
 func (*CreateRequest) ProtoMessage() {}
 
 func (x *CreateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +721,7 @@ func (x *CreateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRequest.ProtoReflect.Descriptor instead.
 func (*CreateRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CreateRequest) GetSpec() *Spec {
@@ -669,7 +740,7 @@ type CreateResponse struct {
 
 func (x *CreateResponse) Reset() {
 	*x = CreateResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -681,7 +752,7 @@ func (x *CreateResponse) String() string {
 func (*CreateResponse) ProtoMessage() {}
 
 func (x *CreateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -694,7 +765,7 @@ func (x *CreateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateResponse.ProtoReflect.Descriptor instead.
 func (*CreateResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateResponse) GetSandbox() *Sandbox {
@@ -718,7 +789,7 @@ type CreateManyRequest struct {
 
 func (x *CreateManyRequest) Reset() {
 	*x = CreateManyRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -730,7 +801,7 @@ func (x *CreateManyRequest) String() string {
 func (*CreateManyRequest) ProtoMessage() {}
 
 func (x *CreateManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -743,7 +814,7 @@ func (x *CreateManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateManyRequest.ProtoReflect.Descriptor instead.
 func (*CreateManyRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateManyRequest) GetSpecs() []*Spec {
@@ -781,7 +852,7 @@ type CreateManyResponse struct {
 
 func (x *CreateManyResponse) Reset() {
 	*x = CreateManyResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +864,7 @@ func (x *CreateManyResponse) String() string {
 func (*CreateManyResponse) ProtoMessage() {}
 
 func (x *CreateManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +877,7 @@ func (x *CreateManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateManyResponse.ProtoReflect.Descriptor instead.
 func (*CreateManyResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateManyResponse) GetIndex() int32 {
@@ -866,7 +937,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +949,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +962,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetRequest) GetId() string {
@@ -910,7 +981,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +993,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1006,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetResponse) GetSandbox() *Sandbox {
@@ -960,7 +1031,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1043,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1056,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListRequest) GetStates() []string {
@@ -1048,7 +1119,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1131,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1144,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListResponse) GetSandboxes() []*Sandbox {
@@ -1107,7 +1178,7 @@ type StartRequest struct {
 
 func (x *StartRequest) Reset() {
 	*x = StartRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1119,7 +1190,7 @@ func (x *StartRequest) String() string {
 func (*StartRequest) ProtoMessage() {}
 
 func (x *StartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1132,7 +1203,7 @@ func (x *StartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRequest.ProtoReflect.Descriptor instead.
 func (*StartRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StartRequest) GetId() string {
@@ -1158,7 +1229,7 @@ type StartResponse struct {
 
 func (x *StartResponse) Reset() {
 	*x = StartResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1241,7 @@ func (x *StartResponse) String() string {
 func (*StartResponse) ProtoMessage() {}
 
 func (x *StartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1254,7 @@ func (x *StartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartResponse.ProtoReflect.Descriptor instead.
 func (*StartResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StartResponse) GetSandbox() *Sandbox {
@@ -1204,7 +1275,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1287,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1300,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StopRequest) GetId() string {
@@ -1262,7 +1333,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1345,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1358,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{17}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StopResponse) GetSandbox() *Sandbox {
@@ -1307,7 +1378,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1319,7 +1390,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1332,7 +1403,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{18}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteRequest) GetId() string {
@@ -1358,7 +1429,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1370,7 +1441,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1383,7 +1454,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{19}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteResponse) GetExisted() bool {
@@ -1403,7 +1474,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1486,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1499,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{20}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -1454,7 +1525,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1466,7 +1537,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1479,7 +1550,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{21}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PauseResponse) GetSandbox() *Sandbox {
@@ -1499,7 +1570,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1582,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1595,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{22}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -1550,7 +1621,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1633,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1646,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{23}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResumeResponse) GetSandbox() *Sandbox {
@@ -1596,7 +1667,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1679,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1692,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{24}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RenewRequest) GetId() string {
@@ -1654,7 +1725,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1666,7 +1737,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1679,7 +1750,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{25}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RenewResponse) GetSandbox() *Sandbox {
@@ -1701,7 +1772,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1784,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1797,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{26}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -1773,7 +1844,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1785,7 +1856,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1798,7 +1869,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{27}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CommitResponse) GetDigest() string {
@@ -1872,7 +1943,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +1955,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +1968,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{28}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Scrub) GetHistories() bool {
@@ -1958,7 +2029,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1970,7 +2041,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1983,7 +2054,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ScrubReport) GetVersion() int32 {
@@ -2055,7 +2126,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2138,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2151,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Finding) GetPath() string {
@@ -2132,7 +2203,7 @@ type Lineage struct {
 
 func (x *Lineage) Reset() {
 	*x = Lineage{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2144,7 +2215,7 @@ func (x *Lineage) String() string {
 func (*Lineage) ProtoMessage() {}
 
 func (x *Lineage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2157,7 +2228,7 @@ func (x *Lineage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lineage.ProtoReflect.Descriptor instead.
 func (*Lineage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Lineage) GetParents() []string {
@@ -2205,7 +2276,7 @@ type ChangesRequest struct {
 
 func (x *ChangesRequest) Reset() {
 	*x = ChangesRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2217,7 +2288,7 @@ func (x *ChangesRequest) String() string {
 func (*ChangesRequest) ProtoMessage() {}
 
 func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2230,7 +2301,7 @@ func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
 func (*ChangesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ChangesRequest) GetId() string {
@@ -2261,7 +2332,7 @@ type ChangesResponse struct {
 
 func (x *ChangesResponse) Reset() {
 	*x = ChangesResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2344,7 @@ func (x *ChangesResponse) String() string {
 func (*ChangesResponse) ProtoMessage() {}
 
 func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2357,7 @@ func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesResponse.ProtoReflect.Descriptor instead.
 func (*ChangesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ChangesResponse) GetChanges() []*Change {
@@ -2343,7 +2414,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2426,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2439,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Change) GetKind() string {
@@ -2408,7 +2479,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2491,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2504,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -2463,7 +2534,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2546,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2559,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StatsResponse) GetCpu() float64 {
@@ -2625,7 +2696,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"keepFailed\";\n" +
 	"\tHostMount\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\xc5\x03\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xeb\x03\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12!\n" +
@@ -2640,7 +2711,12 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x05R\x06starts\x12#\n" +
 	"\x05steps\x18\v \x03(\v2\r.dsec.v1.StepR\x05steps\x12\x12\n" +
 	"\x04node\x18\f \x01(\tR\x04node\x12!\n" +
-	"\x04kept\x18\r \x01(\v2\r.dsec.v1.KeptR\x04kept\"b\n" +
+	"\x04kept\x18\r \x01(\v2\r.dsec.v1.KeptR\x04kept\x12$\n" +
+	"\x05blame\x18\x0e \x01(\v2\x0e.dsec.v1.BlameR\x05blame\"k\n" +
+	"\x05Blame\x12\x14\n" +
+	"\x05cause\x18\x01 \x01(\tR\x05cause\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
+	"\bevidence\x18\x03 \x03(\tR\bevidence\"b\n" +
 	"\x04Kept\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x120\n" +
@@ -2818,119 +2894,122 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*Limits)(nil),                // 1: dsec.v1.Limits
 	(*Lifetimes)(nil),             // 2: dsec.v1.Lifetimes
 	(*HostMount)(nil),             // 3: dsec.v1.HostMount
 	(*Sandbox)(nil),               // 4: dsec.v1.Sandbox
-	(*Kept)(nil),                  // 5: dsec.v1.Kept
-	(*CreateRequest)(nil),         // 6: dsec.v1.CreateRequest
-	(*CreateResponse)(nil),        // 7: dsec.v1.CreateResponse
-	(*CreateManyRequest)(nil),     // 8: dsec.v1.CreateManyRequest
-	(*CreateManyResponse)(nil),    // 9: dsec.v1.CreateManyResponse
-	(*GetRequest)(nil),            // 10: dsec.v1.GetRequest
-	(*GetResponse)(nil),           // 11: dsec.v1.GetResponse
-	(*ListRequest)(nil),           // 12: dsec.v1.ListRequest
-	(*ListResponse)(nil),          // 13: dsec.v1.ListResponse
-	(*StartRequest)(nil),          // 14: dsec.v1.StartRequest
-	(*StartResponse)(nil),         // 15: dsec.v1.StartResponse
-	(*StopRequest)(nil),           // 16: dsec.v1.StopRequest
-	(*StopResponse)(nil),          // 17: dsec.v1.StopResponse
-	(*DeleteRequest)(nil),         // 18: dsec.v1.DeleteRequest
-	(*DeleteResponse)(nil),        // 19: dsec.v1.DeleteResponse
-	(*PauseRequest)(nil),          // 20: dsec.v1.PauseRequest
-	(*PauseResponse)(nil),         // 21: dsec.v1.PauseResponse
-	(*ResumeRequest)(nil),         // 22: dsec.v1.ResumeRequest
-	(*ResumeResponse)(nil),        // 23: dsec.v1.ResumeResponse
-	(*RenewRequest)(nil),          // 24: dsec.v1.RenewRequest
-	(*RenewResponse)(nil),         // 25: dsec.v1.RenewResponse
-	(*CommitRequest)(nil),         // 26: dsec.v1.CommitRequest
-	(*CommitResponse)(nil),        // 27: dsec.v1.CommitResponse
-	(*Scrub)(nil),                 // 28: dsec.v1.Scrub
-	(*ScrubReport)(nil),           // 29: dsec.v1.ScrubReport
-	(*Finding)(nil),               // 30: dsec.v1.Finding
-	(*Lineage)(nil),               // 31: dsec.v1.Lineage
-	(*ChangesRequest)(nil),        // 32: dsec.v1.ChangesRequest
-	(*ChangesResponse)(nil),       // 33: dsec.v1.ChangesResponse
-	(*Change)(nil),                // 34: dsec.v1.Change
-	(*StatsRequest)(nil),          // 35: dsec.v1.StatsRequest
-	(*StatsResponse)(nil),         // 36: dsec.v1.StatsResponse
-	nil,                           // 37: dsec.v1.Spec.EnvEntry
-	nil,                           // 38: dsec.v1.Spec.LabelsEntry
-	nil,                           // 39: dsec.v1.ListRequest.LabelsEntry
-	(*Result)(nil),                // 40: dsec.v1.Result
-	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
-	(*Step)(nil),                  // 42: dsec.v1.Step
-	(*ErrorDetail)(nil),           // 43: dsec.v1.ErrorDetail
+	(*Blame)(nil),                 // 5: dsec.v1.Blame
+	(*Kept)(nil),                  // 6: dsec.v1.Kept
+	(*CreateRequest)(nil),         // 7: dsec.v1.CreateRequest
+	(*CreateResponse)(nil),        // 8: dsec.v1.CreateResponse
+	(*CreateManyRequest)(nil),     // 9: dsec.v1.CreateManyRequest
+	(*CreateManyResponse)(nil),    // 10: dsec.v1.CreateManyResponse
+	(*GetRequest)(nil),            // 11: dsec.v1.GetRequest
+	(*GetResponse)(nil),           // 12: dsec.v1.GetResponse
+	(*ListRequest)(nil),           // 13: dsec.v1.ListRequest
+	(*ListResponse)(nil),          // 14: dsec.v1.ListResponse
+	(*StartRequest)(nil),          // 15: dsec.v1.StartRequest
+	(*StartResponse)(nil),         // 16: dsec.v1.StartResponse
+	(*StopRequest)(nil),           // 17: dsec.v1.StopRequest
+	(*StopResponse)(nil),          // 18: dsec.v1.StopResponse
+	(*DeleteRequest)(nil),         // 19: dsec.v1.DeleteRequest
+	(*DeleteResponse)(nil),        // 20: dsec.v1.DeleteResponse
+	(*PauseRequest)(nil),          // 21: dsec.v1.PauseRequest
+	(*PauseResponse)(nil),         // 22: dsec.v1.PauseResponse
+	(*ResumeRequest)(nil),         // 23: dsec.v1.ResumeRequest
+	(*ResumeResponse)(nil),        // 24: dsec.v1.ResumeResponse
+	(*RenewRequest)(nil),          // 25: dsec.v1.RenewRequest
+	(*RenewResponse)(nil),         // 26: dsec.v1.RenewResponse
+	(*CommitRequest)(nil),         // 27: dsec.v1.CommitRequest
+	(*CommitResponse)(nil),        // 28: dsec.v1.CommitResponse
+	(*Scrub)(nil),                 // 29: dsec.v1.Scrub
+	(*ScrubReport)(nil),           // 30: dsec.v1.ScrubReport
+	(*Finding)(nil),               // 31: dsec.v1.Finding
+	(*Lineage)(nil),               // 32: dsec.v1.Lineage
+	(*ChangesRequest)(nil),        // 33: dsec.v1.ChangesRequest
+	(*ChangesResponse)(nil),       // 34: dsec.v1.ChangesResponse
+	(*Change)(nil),                // 35: dsec.v1.Change
+	(*StatsRequest)(nil),          // 36: dsec.v1.StatsRequest
+	(*StatsResponse)(nil),         // 37: dsec.v1.StatsResponse
+	nil,                           // 38: dsec.v1.Spec.EnvEntry
+	nil,                           // 39: dsec.v1.Spec.LabelsEntry
+	nil,                           // 40: dsec.v1.ListRequest.LabelsEntry
+	(*Result)(nil),                // 41: dsec.v1.Result
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(*Step)(nil),                  // 43: dsec.v1.Step
+	(*ErrorDetail)(nil),           // 44: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	37, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	38, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	1,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	2,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	3,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	38, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	39, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	0,  // 5: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	40, // 6: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	41, // 7: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	41, // 8: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	41, // 9: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	42, // 10: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
-	5,  // 11: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
-	41, // 12: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
-	0,  // 13: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
-	4,  // 14: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
-	0,  // 15: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
-	4,  // 16: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	43, // 17: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
-	4,  // 18: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	39, // 19: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
-	4,  // 20: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	4,  // 21: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 22: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 23: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 24: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 25: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	28, // 26: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	31, // 27: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	29, // 28: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	28, // 29: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	30, // 30: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	30, // 31: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	41, // 32: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	34, // 33: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	6,  // 34: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	8,  // 35: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	10, // 36: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	12, // 37: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	14, // 38: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	16, // 39: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	18, // 40: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	20, // 41: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	22, // 42: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	24, // 43: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	26, // 44: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	32, // 45: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	35, // 46: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	7,  // 47: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	9,  // 48: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	11, // 49: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	13, // 50: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	15, // 51: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	17, // 52: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	19, // 53: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	21, // 54: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	23, // 55: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	25, // 56: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	27, // 57: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	33, // 58: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	36, // 59: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	47, // [47:60] is the sub-list for method output_type
-	34, // [34:47] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	41, // 6: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	42, // 7: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	42, // 8: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	42, // 9: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	43, // 10: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	6,  // 11: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
+	5,  // 12: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
+	42, // 13: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	42, // 14: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	0,  // 15: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
+	4,  // 16: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
+	0,  // 17: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
+	4,  // 18: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
+	44, // 19: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	4,  // 20: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
+	40, // 21: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	4,  // 22: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	4,  // 23: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
+	4,  // 24: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
+	4,  // 25: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	4,  // 26: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
+	4,  // 27: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	29, // 28: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	32, // 29: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	30, // 30: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	29, // 31: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	31, // 32: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	31, // 33: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	42, // 34: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	35, // 35: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	7,  // 36: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	9,  // 37: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	11, // 38: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	13, // 39: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	15, // 40: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	17, // 41: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	19, // 42: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	21, // 43: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	23, // 44: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	25, // 45: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	27, // 46: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	33, // 47: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	36, // 48: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	8,  // 49: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	10, // 50: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	12, // 51: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	14, // 52: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	16, // 53: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	18, // 54: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	20, // 55: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	22, // 56: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	24, // 57: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	26, // 58: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	28, // 59: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	34, // 60: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	37, // 61: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	49, // [49:62] is the sub-list for method output_type
+	36, // [36:49] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -2939,7 +3018,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 		return
 	}
 	file_dsec_v1_common_proto_init()
-	file_dsec_v1_sandboxes_proto_msgTypes[9].OneofWrappers = []any{
+	file_dsec_v1_sandboxes_proto_msgTypes[10].OneofWrappers = []any{
 		(*CreateManyResponse_Sandbox)(nil),
 		(*CreateManyResponse_Error)(nil),
 	}
@@ -2949,7 +3028,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

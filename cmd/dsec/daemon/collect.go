@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/config"
 	"github.com/opendsec/dsec/layer/store"
 )
@@ -33,8 +34,13 @@ func collecting(s *store.Store, every time.Duration, log *slog.Logger) (stop fun
 
 const trimEvery = time.Minute
 
-// trim keeps the data of layers within what they may take of this machine.
-func (a *agent) trim(ctx context.Context, s *settings, log *slog.Logger) {
+// fullFrees is what is freed at once where the disk is full.
+const fullFrees = 1 << 30
+
+// trim keeps the data of layers within what they may take of this machine, and
+// tells the loader how much more it may keep. Where the disk is full they give
+// back more.
+func (a *agent) trim(ctx context.Context, s *settings, diskFull bool, log *slog.Logger) {
 	if s.Node.OnDemand == "off" { // what is not here whole cannot be used
 		return
 	}
@@ -44,9 +50,19 @@ func (a *agent) trim(ctx context.Context, s *settings, log *slog.Logger) {
 	if err == nil {
 		most, err = config.Bytes(s.Node.LayerCache, int64(st.Blocks)*st.Bsize)
 	}
-	var freed int64
+	var freed, left int64
 	if err == nil {
-		freed, err = a.store.Trim(ctx, most, a.layers.demand.letGo)
+		freed, left, err = a.store.Trim(ctx, most, a.layers.demand.letGo)
+	}
+	if err == nil && diskFull {
+		var more int64
+		more, left, err = a.store.Trim(ctx, max(0, left-fullFrees), a.layers.demand.letGo)
+		freed += more
+	}
+	if err == nil {
+		if err = a.loader.Room(ctx, max(0, most-left)); dsec.ClassOf(err) == dsec.Unavailable { // the next one asks
+			err = nil
+		}
 	}
 	if freed > 0 {
 		log.Info("data of unused layers given back: they come again on demand", "bytes", freed)
@@ -54,6 +70,26 @@ func (a *agent) trim(ctx context.Context, s *settings, log *slog.Logger) {
 	if err != nil && ctx.Err() == nil {
 		log.Warn("keep the data of layers within node.layer_cache", "err", err)
 	}
+}
+
+// trimAgain is how long after a trim the next one is at least.
+const trimAgain = 10 * time.Second
+
+// trimming trims now and then, and when the loader finds no room, until stop is
+// called, which waits for it.
+func (a *agent) trimming(s *settings, log *slog.Logger) (stop func()) {
+	return repeating(0, trimAgain, func(ctx context.Context) {
+		t := time.NewTimer(trimEvery)
+		defer t.Stop()
+		full := false
+		select {
+		case full = <-a.shorts:
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+		a.trim(ctx, s, full, log)
+	})
 }
 
 // repeating does something after a while and then every so often until stop is

@@ -137,6 +137,10 @@ func (a *agent) demandCheck(ctx context.Context, s *settings) runtime.Check {
 		return c
 	}
 	c.OK, c.Detail = true, fmt.Sprintf("%s, the loader is process %d, %d layers have not come whole", s.Node.OnDemand, pid, incomplete(a.store, all))
+	if t, err := a.loader.Through(ctx); err == nil && t.Reads > 0 {
+		c.Detail += fmt.Sprintf("; %d reads of %d bytes were answered without keeping them: the disk is or was full, or node.layer_cache (%s) reached", t.Reads, t.Bytes, s.Node.LayerCache)
+	}
+	c.Detail += "; " + whenFull[s.Node.OnDemand]
 	if s.Node.OnDemand != loader.PreContent { // which was tried when the agent started, or it would not run
 		c.Detail += "; " + alternative(s.layerDir())
 	}
@@ -163,10 +167,16 @@ func demandProbe(s *settings, dir string) runtime.Check {
 	if err != nil {
 		c.Detail = fmt.Sprintf("%s does not work: %v; ", s.Node.OnDemand, err)
 	} else {
-		c.OK, c.Detail = true, s.Node.OnDemand+", no agent runs; "
+		c.OK, c.Detail = true, s.Node.OnDemand+", no agent runs; "+whenFull[s.Node.OnDemand]+"; "
 	}
 	c.Detail += alternative(dir)
 	return c
+}
+
+// whenFull is what becomes of reads for which there is no room.
+var whenFull = map[string]string{
+	loader.FUSE:       "what finds no room on the disk is answered without keeping it",
+	loader.PreContent: "what finds no room on the disk is an error for who reads it",
 }
 
 const offDetail = "off (node.on_demand): layers are fetched whole"

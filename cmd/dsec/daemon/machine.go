@@ -35,8 +35,10 @@ type machine struct {
 	// for one command.
 	onDemand bool
 	loader   *loader.Client
-	whole    func(context.Context, layer.Digest)        // all data of a layer are here
-	failed   func(context.Context, layer.Digest, error) // a read of a layer was an error
+	whole    func(context.Context, layer.Digest)                        // all data of a layer are here
+	failed   func(context.Context, layer.Digest, time.Time, error) bool // a read of a layer is an error
+	ended    func(context.Context, layer.Digest, string)                // what a mount of it came by
+	short    func(ctx context.Context, diskFull bool)                   // something found no room
 	order    func(context.Context, layer.Digest) []layer.Range
 	read     func(context.Context, layer.Digest, []layer.Range)
 }
@@ -75,7 +77,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 				}
 			}
 			m.loader, err = loader.Open(ctx, loader.Config{Socket: s.loaderSocket(), Layers: filepath.Join(s.layerDir(), "layers"), Keeper: m.hold, Log: log, Mechanism: s.Node.OnDemand,
-				Whole: m.whole, Failed: m.failed, Order: m.order, Read: m.read})
+				Whole: m.whole, Failed: m.failed, Ended: m.ended, Short: m.short, Order: m.order, Read: m.read})
 			return err
 		}, Undo: func(context.Context) error {
 			if m.loader == nil {

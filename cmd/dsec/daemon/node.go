@@ -39,6 +39,7 @@ type agent struct {
 	blobs  *stack.Store
 	node   *node.Node
 	opened chan struct{} // closed when store and node are
+	shorts chan bool     // the loader found no room; true: the disk is full
 	counts *prometheus.Registry
 }
 
@@ -48,8 +49,9 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 		return nil, err
 	}
 	// First, because the hold must not inherit the credentials.
-	a.onDemand, a.opened = true, make(chan struct{})
-	a.whole, a.failed, a.order, a.read = a.promote, a.noteFailure, a.ahead, a.record
+	a.onDemand, a.opened, a.shorts = true, make(chan struct{}), make(chan bool, 1)
+	a.whole, a.failed, a.ended, a.short = a.promote, a.noteFailure, a.noteEnd, a.noteShort
+	a.order, a.read = a.ahead, a.record
 	steps := append([]lifecycle.Step{a.openBlobs(s, log)}, a.steps(s, log)...)
 	steps = append(steps,
 		lifecycle.Step{Name: "layers", Do: func(context.Context) (err error) {
@@ -98,6 +100,9 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	if err := a.counts.Register(blobCounts{a.blobs}); err != nil {
 		return node.Config{}, dsec.E(dsec.Internal, "register metrics", "blobs", err)
 	}
+	if err := a.counts.Register(throughCounts{a.loader}); err != nil {
+		return node.Config{}, dsec.E(dsec.Internal, "register metrics", "loader", err)
+	}
 	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,
 		Add: a.store.Add, MountRoots: s.Node.MountRoots,
 		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
@@ -116,7 +121,7 @@ func openNode(ctx context.Context, o orders, log *slog.Logger) (*serving, error)
 		return nil, errors.Join(err, stack.Close(context.WithoutCancel(ctx)))
 	}
 	stop := collecting(a.store, collectEvery, log)
-	stopTrimming := repeating(trimEvery, trimEvery, func(ctx context.Context) { a.trim(ctx, s, log) })
+	stopTrimming := a.trimming(s, log)
 	stopKeeping := keeping(a.store.Renew, store.RenewEvery, log)
 	return &serving{
 		ended: a.hold.Done(), why: dsec.Errorf(dsec.Unavailable, "serve node", string(a.id), "the hold has ended"),

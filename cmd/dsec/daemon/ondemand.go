@@ -33,13 +33,56 @@ func (a *agent) promote(ctx context.Context, d layer.Digest) {
 	}
 }
 
-// noteFailure tells the sandboxes that a failed read may have reached.
-func (a *agent) noteFailure(ctx context.Context, d layer.Digest, err error) {
+// noteFailure writes down which sandboxes a failed read may reach, before it does.
+func (a *agent) noteFailure(ctx context.Context, d layer.Digest, at time.Time, err error) bool {
+	if !a.isOpen(ctx) {
+		return false
+	}
+	slog.Warn("a read of a layer is an error", "layer", d, "err", err)
+	if !passes(err) {
+		if err := a.mounts.Retire(ctx, d); err != nil && ctx.Err() == nil {
+			slog.Error("retire mount of layer", "layer", d, "err", err)
+		}
+	}
+	a.node.LayerFailed(d, at, err)
+	return true
+}
+
+// passes says of a failed read that nothing of it stays: a store was away, full
+// or closed, and what is read again is asked for again. Whatever else it was, who
+// comes after it gets a mount of its own.
+func passes(err error) bool {
+	switch dsec.ClassOf(err) {
+	case dsec.Unavailable, dsec.Timeout, dsec.Canceled, dsec.PermissionDenied, dsec.Unauthenticated, dsec.NotFound, dsec.NoSpace, dsec.ResourceExhausted:
+		return true
+	}
+	return false
+}
+
+// noteShort has the layers trimmed. If that is waited for already, it is for this
+// one too.
+func (a *agent) noteShort(_ context.Context, diskFull bool) {
+	select {
+	case a.shorts <- diskFull:
+	default:
+	}
+}
+
+// noteEnd finds out whether a mount is still used whose data nobody can bring any
+// more.
+func (a *agent) noteEnd(ctx context.Context, d layer.Digest, session string) {
 	if !a.isOpen(ctx) {
 		return
 	}
-	slog.Warn("a read of a layer was an error", "layer", d, "err", err)
-	a.node.LayerFailed(d, err)
+	lost, err := a.mounts.Lost(ctx, d, session)
+	if err != nil && ctx.Err() == nil {
+		slog.Error("retire mount of layer", "layer", d, "err", err)
+	}
+	if lost {
+		err := dsec.Errorf(dsec.Unavailable, "read layer", string(d), "the connection by which its data came has ended")
+		slog.Error("a mount of a layer is lost", "err", err)
+		a.node.LayerFailed(d, time.Now(), err)
+	}
 }
 
 // ahead is what others read first of a layer.

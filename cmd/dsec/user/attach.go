@@ -29,6 +29,7 @@ type ran struct {
 	Status   process.Status   `json:"status"`
 	ExitCode int              `json:"exit_code"`
 	OOM      bool             `json:"oom"`
+	Blame    dsec.Cause       `json:"blame,omitempty"` // what its end is put down to
 	Wall     time.Duration    `json:"wall"`
 	CPU      time.Duration    `json:"cpu"`
 	Output   map[string]int64 `json:"output"` // bytes written
@@ -112,7 +113,7 @@ func (a *attached) print(ctx context.Context, p *client.Process, r process.Resul
 		return err
 	}
 	return printJSON(a.c.OutOrStdout(), ran{Sandbox: string(p.Sandbox), Exec: p.ID, Stdout: joined(stdout), Stderr: joined(stderr),
-		Status: r.Status, ExitCode: r.ExitCode, OOM: r.OOM, Wall: r.Wall, CPU: r.CPU,
+		Status: r.Status, ExitCode: r.ExitCode, OOM: r.OOM, Blame: r.Blame, Wall: r.Wall, CPU: r.CPU,
 		Output: map[string]int64{"stdout": r.Stdout.Total, "stderr": r.Stderr.Total}})
 }
 
@@ -132,6 +133,9 @@ func (a *attached) ended(r process.Result) error {
 	}
 	if r.OOM {
 		say("ran out of memory: limit %s, peak %s", size(r.OOMLimit), size(r.OOMPeak))
+	}
+	if r.Blame != "" {
+		say("may have met an error of the platform (%s): dsec why tells which", r.Blame)
 	}
 	switch r.Status {
 	case process.TimedOut:

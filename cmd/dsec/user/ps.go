@@ -75,7 +75,10 @@ func ps(ctx context.Context, c *cobra.Command, cl *client.Client, o client.ListO
 }
 
 func cause(sb client.Sandbox) string {
-	if sb.Result == nil {
+	switch {
+	case sb.Result == nil && sb.Blame != nil:
+		return "(" + string(sb.Blame.Cause) + ")" // it runs, and will end so
+	case sb.Result == nil:
 		return ""
 	}
 	return string(sb.Result.Cause)

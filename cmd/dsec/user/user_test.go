@@ -206,6 +206,25 @@ func TestWhyFitsOnAPage(t *testing.T) {
 	}
 }
 
+func TestWhySaysWhatItWillEndAs(t *testing.T) {
+	sb := client.Sandbox{ID: "s1", State: dsec.Running, Created: time.Now(), Changed: time.Now(),
+		Blame: &dsec.Blame{Cause: dsec.CauseInfraImage, Since: time.Now(), Evidence: []string{"layer sha256:00: connection refused"}}}
+	told := told{Sandbox: sb, Mask: masked(sb), Ends: map[string]process.Result{"e1": {Status: process.Exited, ExitCode: 1, Blame: dsec.CauseInfraImage}},
+		Events: []dsec.Event{{Type: dsec.EventExecStarted, Exec: "e1"}, {Type: dsec.EventExecExited, Exec: "e1"}}}
+	var b bytes.Buffer
+	if err := told.print(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"infra_image, for what happened", "drop from the loss: true", "connection refused", "exited 1, put down to infra_image"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("lacks %q:\n%s", want, b.String())
+		}
+	}
+	if got := cause(sb); got != "(infra_image)" {
+		t.Errorf("ps: %q", got)
+	}
+}
+
 func TestProgressIsSilentWithoutATerminalForAMoment(t *testing.T) {
 	var b bytes.Buffer
 	c := &cobra.Command{}

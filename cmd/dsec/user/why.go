@@ -60,7 +60,7 @@ func learn(ctx context.Context, cl *client.Client, id dsec.SandboxID) (t told, e
 	if t.Sandbox, err = cl.Get(ctx, id); err != nil {
 		return t, err
 	}
-	t.Mask = t.Sandbox.Result != nil && t.Sandbox.Result.Mask()
+	t.Mask = masked(t.Sandbox)
 	if t.Sandbox.State.Live() { // the result of an ended one has the usage
 		if st, err := cl.Stats(ctx, id); err == nil { // else it ended meanwhile
 			t.Stats = &st
@@ -85,6 +85,14 @@ func learn(ctx context.Context, cl *client.Client, id dsec.SandboxID) (t told, e
 	return t, nil
 }
 
+// masked says whether a trainer should drop the rollout, as it stands now.
+func masked(sb client.Sandbox) bool {
+	if sb.Result == nil && sb.Blame != nil {
+		return dsec.NewResult(sb.Blame.Cause, "run", dsec.InducedByPlatform).Mask()
+	}
+	return sb.Result != nil && sb.Result.Mask()
+}
+
 // lastOf returns the last n of a list.
 func lastOf[T any](list []T, n int) []T { return list[max(0, len(list)-n):] }
 
@@ -98,6 +106,12 @@ func (t told) print(w io.Writer) error {
 		p.line("outcome", fmt.Sprintf("%s: %s in phase %q, induced by %s", r.Outcome, r.Cause, r.Phase, r.InducedBy))
 		p.line("retry", fmt.Sprintf("%v; drop from the loss: %v", r.Retryable, t.Mask))
 		for _, e := range r.Evidence {
+			p.line("evidence", e)
+		}
+	}
+	if b := sb.Blame; b != nil && sb.Result == nil {
+		p.line("will end", fmt.Sprintf("%s, for what happened %s; drop from the loss: %v", b.Cause, ago(b.Since), t.Mask))
+		for _, e := range b.Evidence {
 			p.line("evidence", e)
 		}
 	}
@@ -192,6 +206,9 @@ func ending(r process.Result) string {
 	if r.OOM {
 		how += ", out of memory at " + size(r.OOMLimit)
 	}
+	if r.Blame != "" {
+		how += ", put down to " + string(r.Blame)
+	}
 	return how + fmt.Sprintf(", %s, %s of output", span(r.Wall), size(r.Stdout.Total+r.Stderr.Total))
 }
 
@@ -199,7 +216,7 @@ func ending(r process.Result) string {
 func (t told) printDenials(p *page) {
 	var lines []dsec.Event
 	for _, e := range t.Events {
-		if e.Type == dsec.EventOOM || e.Type == dsec.EventNote || e.Type == dsec.EventExpiryWarning {
+		if e.Type == dsec.EventOOM || e.Type == dsec.EventLayerError || e.Type == dsec.EventNote || e.Type == dsec.EventExpiryWarning {
 			lines = append(lines, e)
 		}
 	}

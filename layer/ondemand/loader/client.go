@@ -11,6 +11,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/ondemand"
 	"github.com/opendsec/dsec/rootfs"
 )
 
@@ -25,9 +26,21 @@ type Config struct {
 	Mechanism string
 
 	// Whole is called when all data of a layer are here, durably; Failed when
-	// a read of one was answered with an error. They may be called concurrently.
+	// reads of one will be answered with an error, of which the first failed at
+	// that time. The readers are told when it returns true: when it is written
+	// down who may be one. If it does not, the next agent is told. They may be
+	// called concurrently.
 	Whole  func(context.Context, layer.Digest)
-	Failed func(context.Context, layer.Digest, error)
+	Failed func(ctx context.Context, d layer.Digest, at time.Time, err error) bool
+
+	// Ended is called when what a device came by (rootfs.Device.Session) has
+	// ended: the kernel has let go of the mount, or nobody can read it any more.
+	Ended func(ctx context.Context, d layer.Digest, session string)
+
+	// Short is called when a loader has come, and when something found no room
+	// to be kept, on the disk or within what Room has said, which is to be told
+	// again then.
+	Short func(ctx context.Context, diskFull bool)
 
 	// Order is what to bring of a layer that is about to be read, before it is
 	// asked for; Read is called with what was read first, some time after a
@@ -132,6 +145,9 @@ func (c *Client) talk() error {
 	if err := c.handOver(); err != nil {
 		c.c.Log.Error("hand layers to the loader", "err", err)
 	}
+	if c.c.Short != nil {
+		c.work.Go(func() { c.c.Short(c.ctx, false) })
+	}
 	return <-ended
 }
 
@@ -182,11 +198,21 @@ func (c *Client) told(f frame) {
 			c.c.Whole(c.ctx, f.Digest)
 		}
 	case opTrouble:
-		if c.c.Failed != nil {
-			c.c.Failed(c.ctx, f.Digest, f.err())
+		if c.c.Failed != nil && !c.c.Failed(c.ctx, f.Digest, f.At, f.err()) {
+			return
+		}
+		if _, err := c.ask(c.ctx, frame{Op: opNoted, Digest: f.Digest, Number: f.Number}); err != nil && c.ctx.Err() == nil {
+			c.c.Log.Warn("tell the loader that a failed read is noted", "layer", f.Digest, "err", err)
+		}
+	case opShort:
+		if c.c.Short != nil {
+			c.c.Short(c.ctx, f.Full)
 		}
 	case opEnded:
 		c.Note(f.Digest)
+		if c.c.Ended != nil {
+			c.c.Ended(c.ctx, f.Digest, numberOf(f.Session))
+		}
 		c.forget(f.Session, f.Digest)
 	}
 }
@@ -271,4 +297,20 @@ func (c *Client) PID(ctx context.Context) (int, error) {
 func (c *Client) Status(ctx context.Context) ([]Status, error) {
 	a, err := c.ask(ctx, frame{Op: opStatus})
 	return a.Layers, err
+}
+
+// Room says how many bytes more the loader may keep of what is read by FUSE. What
+// is beyond it answers without keeping it. By events all is kept.
+func (c *Client) Room(ctx context.Context, left int64) error {
+	_, err := c.ask(ctx, frame{Op: opRoom, Left: left})
+	return err
+}
+
+// Through is what the loader has answered without keeping it.
+func (c *Client) Through(ctx context.Context) (ondemand.Through, error) {
+	a, err := c.ask(ctx, frame{Op: opStatus})
+	if err != nil || a.Through == nil {
+		return ondemand.Through{}, err
+	}
+	return *a.Through, nil
 }

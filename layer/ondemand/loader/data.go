@@ -46,19 +46,12 @@ type reader struct {
 
 func (r reader) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n, err := r.data.ReadAt(ctx, p, off)
-	r.failed(ctx, err)
+	r.s.failed(ctx, r.x, err)
 	return n, err
 }
 
 func (r reader) Ensure(ctx context.Context, off, n int64) error {
 	err := r.data.Ensure(ctx, off, n)
-	r.failed(ctx, err)
+	r.s.failed(ctx, r.x, err)
 	return err
-}
-
-// failed is no trouble if who reads has gone.
-func (r reader) failed(ctx context.Context, err error) {
-	if err != nil && ctx.Err() == nil {
-		r.s.trouble(r.x, err)
-	}
 }

@@ -11,7 +11,8 @@
 // that does not end (the hold); a Client hands everything to the next loader,
 // and reads that wait go on. A Server whose agent is gone serves on. Reads are
 // answered with an error when they cannot be served within the deadline, and
-// whenever the Keeper is gone too.
+// whenever the Keeper is gone too. Before a reader is told of an error the agent has
+// noted who may be one (Config.Failed); without an agent it is told after a while.
 //
 // The protocol is docs/formats/loader.md.
 package loader

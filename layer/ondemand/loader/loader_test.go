@@ -35,6 +35,7 @@ type world struct {
 	socket string
 	lis    *os.File // outlives loaders
 	whole  chan layer.Digest
+	config Config
 }
 
 func newWorld(t *testing.T, mechanism string, plant ...func(tree string)) *world {
@@ -75,13 +76,14 @@ func newWorld(t *testing.T, mechanism string, plant ...func(tree string)) *world
 	l.SetUnlinkOnClose(false)
 	w.lis, err = l.File()
 	must(t, errors.Join(err, l.Close()))
-	w.client, err = Open(ctx, Config{Socket: w.socket, Layers: filepath.Join(dir, "second", "layers"), Keeper: w.shelf, Mechanism: mechanism,
+	w.config = Config{Socket: w.socket, Layers: filepath.Join(dir, "second", "layers"), Keeper: w.shelf, Mechanism: mechanism,
 		Whole: func(_ context.Context, d layer.Digest) {
 			select {
 			case w.whole <- d:
 			default: // told again by another loader, and nobody asks
 			}
-		}})
+		}}
+	w.client, err = Open(ctx, w.config)
 	must(t, err)
 	t.Cleanup(func() {
 		must(t, errors.Join(w.client.Close(), w.store.Close(), w.lis.Close(), w.blobs.Close()))
@@ -98,14 +100,16 @@ func must(t *testing.T, err error) {
 }
 
 // serve runs a loader until stop.
-func (w *world) serve() (stop func()) {
+func (w *world) serve() (stop func()) { _, stop = w.serveWith(Options{Blobs: w.blobs}); return stop }
+
+func (w *world) serveWith(o Options) (s *Server, stop func()) {
 	w.t.Helper()
 	l, err := net.FileListener(w.lis)
 	must(w.t, err)
 	done := make(chan error, 1)
-	s := NewServer(Options{Blobs: w.blobs})
+	s = NewServer(o)
 	go func() { done <- s.Run(l.(*net.UnixListener)) }()
-	return func() { must(w.t, errors.Join(l.Close(), <-done)) }
+	return s, func() { must(w.t, errors.Join(l.Close(), <-done)) }
 }
 
 // eventually asks until it is so: what is awaited is another goroutine's.

@@ -23,13 +23,17 @@ type Options struct {
 	Lanes    int           // requests at one time; default 32
 	Deadline time.Duration // after which a read that cannot be served is an error; default 30 s
 	Window   time.Duration // how long the trace of a layer is written; default 2 min
-	Log      *slog.Logger
+	// NoteWithin is how long a reader waits for the agent to note that its read
+	// failed; default 10 s.
+	NoteWithin time.Duration
+	Log        *slog.Logger
 }
 
 // Server is the loader.
 type Server struct {
 	opts  Options
 	lanes *ondemand.Lanes
+	room  *ondemand.Room
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -53,7 +57,8 @@ type served struct {
 	data     data
 	l        *ondemand.Layer // data, unless the layer was whole when it came
 	sessions map[string]bool // true: by events, which does not end by itself
-	told     time.Time       // when the last trouble was told
+	trouble  troubles
+	said     time.Time // when the last one was logged
 }
 
 // NewServer serves nothing yet.
@@ -64,7 +69,11 @@ func NewServer(o Options) *Server {
 	if o.Window == 0 {
 		o.Window = 2 * time.Minute
 	}
+	if o.NoteWithin == 0 {
+		o.NoteWithin = noteWithin
+	}
 	s := &Server{opts: o, lanes: ondemand.NewLanes(o.Lanes), layers: map[layer.Digest]*served{}, files: map[fileID]*served{}, ready: make(chan struct{})}
+	s.room = ondemand.NewRoom(func(diskFull bool) { go s.tell(frame{Op: opShort, Full: diskFull}) })
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -133,8 +142,14 @@ func (s *Server) handle(c *conn, f frame) {
 			close(s.ready)
 		}
 		s.mu.Unlock()
+		s.tellAgain()
+	case opNoted:
+		s.noted(f.Digest, f.Number)
+	case opRoom:
+		s.room.SetLeft(f.Left)
 	case opStatus:
-		answer.Layers = s.status()
+		through := s.room.Through()
+		answer.Layers, answer.Through = s.status(), &through
 	case opFetch:
 		s.work.Go(func() {
 			answer.Error = troubleOf(s.fetch(&f))
@@ -218,6 +233,9 @@ func (s *Server) serve(f *frame) error {
 		return nil
 	}
 	if x.sessions[f.Session] = byEvents; byEvents {
+		if x.l != nil {
+			x.l.KeepAll()
+		}
 		return nil
 	}
 	dev, journal := f.files[fileDev], f.files[fileJournal]
@@ -271,7 +289,7 @@ func (s *Server) open(f *frame) (*ondemand.Layer, error) {
 	data := f.files[fileData]
 	f.files[fileData] = nil
 	l, err := ondemand.Open(ondemand.Parts{Digest: f.Digest, Index: ix, Data: data, Present: present},
-		ondemand.Options{Blobs: s.opts.Blobs, Lanes: s.lanes, Deadline: s.opts.Deadline, Window: s.opts.Window})
+		ondemand.Options{Blobs: s.opts.Blobs, Lanes: s.lanes, Deadline: s.opts.Deadline, Window: s.opts.Window, Room: s.room})
 	if err != nil {
 		return nil, errors.Join(err, present.Close(), data.Close())
 	}
@@ -284,21 +302,6 @@ func readIndex(f *os.File, table layer.Digest) (layer.Index, error) {
 		return layer.Index{}, err
 	}
 	return layer.DecodeIndexOf(b, table)
-}
-
-const troubleEvery = time.Second
-
-func (s *Server) trouble(x *served, err error) {
-	s.mu.Lock()
-	quiet := time.Since(x.told) < troubleEvery
-	if !quiet {
-		x.told = time.Now()
-	}
-	s.mu.Unlock()
-	if !quiet {
-		s.opts.Log.Warn("a read of a layer failed", "layer", x.digest, "err", err)
-		s.tell(frame{Op: opTrouble, Digest: x.digest, Error: troubleOf(err)})
-	}
 }
 
 func (s *Server) find(op string, d layer.Digest) (*ondemand.Layer, error) {

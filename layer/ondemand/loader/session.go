@@ -53,6 +53,9 @@ func (c *Client) newName(d layer.Digest) string {
 	return prefix + d.Hex() + "/" + strconv.Itoa(c.serial)
 }
 
+// numberOf a session: with its layer it names it.
+func numberOf(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
+
 // Device implements rootfs.Devices: a layer that is whole is its file, another
 // one a file whose reads the loader answers.
 func (c *Client) Device(ctx context.Context, l layer.Local) (rootfs.Device, error) {
@@ -100,7 +103,7 @@ func (c *Client) mounted(ctx context.Context, l layer.Local) (rootfs.Device, err
 		c.drop(context.WithoutCancel(ctx), name)
 		return rootfs.Device{}, errors.Join(err, mount.Close())
 	}
-	return rootfs.Device{Path: fmt.Sprintf("/proc/self/fd/%d", mount.Fd()), Kind: FUSE, Mount: mount}, nil
+	return rootfs.Device{Path: fmt.Sprintf("/proc/self/fd/%d", mount.Fd()), Kind: FUSE, Mount: mount, Session: numberOf(name)}, nil
 }
 
 // marked is the data file itself, of whose reads the kernel asks. Who answers

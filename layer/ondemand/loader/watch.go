@@ -62,6 +62,7 @@ func (s *Server) watch() {
 			return
 		case <-tick.C:
 		}
+		s.room.Expire()
 		for d, l := range s.all() {
 			if n, _ := l.Here(); n != here[d] {
 				here[d] = n

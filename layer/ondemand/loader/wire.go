@@ -7,12 +7,14 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/ondemand"
 )
 
 // The protocol, see docs/formats/loader.md.
@@ -34,7 +36,10 @@ const (
 	opStatus op = "status" // of every layer
 	opTrace  op = "trace"  // what was read first of a layer
 	opLet    op = "let"    // a layer of which no session is left
+	opNoted  op = "noted"  // a trouble is written down
+	opRoom   op = "room"   // what may still be kept
 
+	opShort   op = "short"   // something found no room
 	opDone    op = "done"    // all data of a layer are here
 	opEnded   op = "ended"   // the last user of a session is gone
 	opTrouble op = "trouble" // a read of a layer failed
@@ -55,6 +60,12 @@ type frame struct {
 	Layers  []Status     `json:"layers,omitempty"`
 	Events  bool         `json:"events,omitempty"` // of hello: a group is being answered; of let: all sessions by events end
 	PID     int          `json:"pid,omitempty"`
+	Number  uint64       `json:"number,omitempty"` // of a trouble: failed reads it speaks of; of noted: the same
+	At      time.Time    `json:"at,omitzero"`      // of a trouble: when the first of them failed
+
+	Left    int64             `json:"left,omitempty"`    // of room: bytes
+	Full    bool              `json:"full,omitempty"`    // of short: the disk is
+	Through *ondemand.Through `json:"through,omitempty"` // of status
 
 	files []*os.File
 }

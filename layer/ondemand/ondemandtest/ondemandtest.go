@@ -49,6 +49,8 @@ type Mechanism struct {
 	// Stays says that what is mounted is good without a server when the layer is
 	// whole, after Whole.
 	Stays bool
+	// Through says that what there is no room for on the disk can be read.
+	Through bool
 	// Loops says that a layer is mounted through loop devices.
 	Loops bool
 }
@@ -116,11 +118,12 @@ func serve(raw []byte) error {
 	if err != nil {
 		return err
 	}
-	l, err := ondemand.Open(parts, ondemand.Options{Blobs: broken, Deadline: o.Deadline})
+	room := ondemand.NewRoom(nil)
+	l, err := ondemand.Open(parts, ondemand.Options{Blobs: broken, Deadline: o.Deadline, Room: room})
 	if err != nil {
 		return err
 	}
-	go control(l, broken)
+	go control(l, broken, room)
 	var files []*os.File
 	for i := range o.Files {
 		files = append(files, os.NewFile(uintptr(firstFD+i), "file"))
@@ -130,6 +133,9 @@ func serve(raw []byte) error {
 	for _, m := range Mechanisms() {
 		if m.Name != o.Mechanism {
 			continue
+		}
+		if !m.Through {
+			l.KeepAll()
 		}
 		if err := m.Serve(ctx, files, data, l); err != nil && ctx.Err() == nil {
 			return err
@@ -187,11 +193,13 @@ type said struct {
 	Last     dsec.Class
 	LastText string
 	Complete bool
+	Here     int // chunks
+	Through  ondemand.Through
 	Size     int64
 	Err      string
 }
 
-func control(l *ondemand.Layer, broken *fault.Store) {
+func control(l *ondemand.Layer, broken *fault.Store, room *ondemand.Room) {
 	c, err := net.FileConn(os.NewFile(controlFD, "control"))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -213,6 +221,8 @@ func control(l *ondemand.Layer, broken *fault.Store) {
 			}
 		}
 		answer.Stats, answer.Complete, answer.Size = l.Stats(), l.Complete(), l.Size()
+		answer.Through = room.Through()
+		answer.Here, _ = l.Here()
 		if answer.Last = dsec.ClassOf(answer.Stats.Last); answer.Stats.Last != nil {
 			answer.LastText = answer.Stats.Last.Error()
 		}

@@ -11,7 +11,7 @@ from . import _wire as w
 from ._mux import Ended, Feed, Sub, read_feed
 from ._transport import new_key
 from ._wire import Json
-from .errors import CommandFailed, ExecTimeout, OutputLimitExceeded, SandboxGone
+from .errors import CommandBlamed, CommandFailed, ExecTimeout, OutputLimitExceeded, SandboxGone
 from .types import Result
 
 if TYPE_CHECKING:
@@ -205,4 +205,4 @@ def raise_for(sandbox: str, result: Result, check: bool) -> None:
     if result.status == "output_limit":
         raise OutputLimitExceeded(sandbox, result)
     if check and not result.ok:
-        raise CommandFailed(sandbox, result)
+        raise (CommandBlamed if result.blame else CommandFailed)(sandbox, result)

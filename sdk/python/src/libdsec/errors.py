@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .types import Result, SandboxResult
 
 __all__ = [
-    "AlreadyExists", "Canceled", "CommandFailed", "Conflict", "Corrupt", "DsecError", "ExecTimeout", "FileExists",
-    "FileNotFound", "IllegalState", "Internal", "Invalid", "IsADirectory", "NoSpace", "NotADirectory", "NotEnough",
+    "AlreadyExists", "Canceled", "CommandBlamed", "CommandFailed", "Conflict", "Corrupt", "DsecError", "ExecTimeout",
+    "FileExists", "FileNotFound", "IllegalState", "Internal", "Invalid", "IsADirectory", "NoSpace", "NotADirectory", "NotEnough",
     "NotFound", "OutputLimit", "OutputLimitExceeded", "PermissionDenied", "ResourceExhausted", "SandboxGone",
     "SessionLost", "Timeout", "Unauthenticated", "Unavailable", "Unsupported", "from_class",
 ]
@@ -235,8 +235,21 @@ class CommandFailed(DsecError):
         how = f"killed by signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
         if result.oom:
             how += ", out of memory"
+        if result.blame:
+            how += f", put down to {result.blame}"
         super().__init__("exec", sandbox, f"{how}: {tail}" if tail else how)
         self.result = result
+
+
+class CommandBlamed(CommandFailed):
+    """``check=True``, the command failed, and that is put down to the platform: ``result.blame`` says to what.
+
+    Its sandbox will end so, with ``mask``: another one is worth a try.
+    """
+
+    def __init__(self, sandbox: str, result: Result) -> None:
+        super().__init__(sandbox, result)
+        self.retryable = True
 
 
 class SessionLost(DsecError):

@@ -16,7 +16,7 @@ from . import _wire as w
 from ._wire import Json
 
 __all__ = [
-    "Artifact", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
+    "Artifact", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
     "Kept", "Layer", "LayerDemand", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result",
     "SandboxInfo", "SandboxResult", "SandboxUsage", "Scrub", "ScrubReport", "Spec", "StackLayer", "Stats", "Step",
     "TracedFile", "Usage", "parse_duration", "parse_size",
@@ -200,7 +200,9 @@ class Result:
 
     ``status``: exited, timeout, killed, output_limit, lost. ``exit_code`` is
     128+signal when a signal ended it; with a status other than exited it means
-    nothing. ``oom``: the memory limit killed it or a child.
+    nothing. ``oom``: the memory limit killed it or a child. ``blame`` is not empty
+    if the platform had failed its sandbox before it ended (``infra_image``: a read
+    of its layers was an error): what it did may come of that, whatever its exit code.
     """
 
     exec_id: str
@@ -214,6 +216,7 @@ class Result:
     oom_limit: int = 0
     oom_peak: int = 0
     started: datetime | None = None
+    blame: str = ""
 
     @property
     def text(self) -> str:
@@ -240,7 +243,7 @@ class Result:
             stderr=Output.of(stderr, w.message(m, "stderr")),
             usage=Usage(w.number(m, "wall"), w.number(m, "cpu"), w.number(m, "throttle"), w.number(m, "held")),
             oom=w.boolean(m, "oom"), oom_limit=w.integer(m, "oom_limit"), oom_peak=w.integer(m, "oom_peak"),
-            started=w.time(m, "started"))
+            started=w.time(m, "started"), blame=w.string(m, "blame"))
 
 
 @dataclass(frozen=True)
@@ -284,6 +287,19 @@ class SandboxResult:
 
 
 @dataclass(frozen=True)
+class Blame:
+    """What happened to a sandbox that is not its doing. It will be the cause of its end, whatever else ends it."""
+
+    cause: str
+    since: datetime | None
+    evidence: tuple[str, ...]
+
+    @classmethod
+    def from_wire(cls, m: Json | None) -> Blame | None:
+        return cls(w.string(m, "cause"), w.time(m, "since"), tuple(w.strings(m, "evidence"))) if m else None
+
+
+@dataclass(frozen=True)
 class Step:
     """Seconds one step of a creation took."""
 
@@ -308,6 +324,7 @@ class SandboxInfo:
     steps: tuple[Step, ...]
     node: str
     kept: Kept | None = None
+    blame: Blame | None = None
 
     @property
     def live(self) -> bool:
@@ -322,7 +339,8 @@ class SandboxInfo:
             tuple(w.strings(m, "digests")), w.time(m, "created"), w.time(m, "changed"), w.time(m, "expires"),
             w.integer(m, "starts"),
             tuple(Step(w.string(s, "name"), w.number(s, "took")) for s in w.messages(m, "steps")),
-            w.string(m, "node"), Kept.from_wire(w.message(m, "kept")))
+            w.string(m, "node"), Kept.from_wire(w.message(m, "kept")),
+            Blame.from_wire(w.message(m, "blame")))
 
 
 @dataclass(frozen=True)

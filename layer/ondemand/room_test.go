@@ -1,0 +1,151 @@
+package ondemand
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/opendsec/dsec"
+)
+
+// blocks of the disk that a file takes.
+func blocks(t *testing.T, f *os.File) int64 {
+	t.Helper()
+	st, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Sys().(*syscall.Stat_t).Blocks
+}
+
+// TestWhatFindsNoRoomIsGivenAndNotKept: until there is some.
+func TestWhatFindsNoRoomIsGivenAndNotKept(t *testing.T) {
+	o := newOrigin(t, 0, noise(8, 100_000)...)
+	var short atomic.Int32
+	room := NewRoom(func(diskFull bool) {
+		if diskFull {
+			t.Error("the disk is full")
+		}
+		short.Add(1)
+	})
+	room.SetLeft(250_000)
+	l := o.open(t, Options{Room: room})
+	o.check(t, l, 0, 8)
+	o.check(t, l, 0, 8)
+	here, _ := l.Here()
+	s, through := l.Stats(), room.Through()
+	if here != 2 || s.Failures > 0 || short.Load() != 1 || through.Reads < 12 || through.Bytes != through.Reads*100_000 {
+		t.Errorf("%d chunks are here, %+v, %+v, told %d times", here, s, through, short.Load())
+	}
+	if s.Requests > 10 {
+		t.Errorf("%d requests for 8 chunks that were read twice", s.Requests)
+	}
+	if n := blocks(t, l.parts.Data); n > 2*100_000/512+16 {
+		t.Errorf("%d blocks are taken", n)
+	}
+	if err := l.Ensure(context.Background(), l.offs[7], 1); dsec.ClassOf(err) != dsec.NoSpace {
+		t.Errorf("who reads the file: %v", err)
+	}
+	if err := l.Fill(context.Background()); dsec.ClassOf(err) != dsec.NoSpace {
+		t.Errorf("what nobody reads: %v", err)
+	}
+	room.SetLeft(1 << 20)
+	o.check(t, l, 0, 8)
+	if !l.Complete() || blocks(t, l.parts.Data) < 800_000/512 {
+		t.Error("it is not kept now that there is room")
+	}
+	again, err := os.ReadFile(l.parts.Data.Name())
+	if err != nil || !bytes.Equal(again, bytes.Join(o.plain, nil)) {
+		t.Errorf("the file has other bytes, %v", err)
+	}
+}
+
+// TestMemoryOfWhatIsNotKeptIsBounded: readers of more than fits get all the same.
+func TestMemoryOfWhatIsNotKeptIsBounded(t *testing.T) {
+	o := newOrigin(t, 0, noise(40, 100_000)...)
+	room := NewRoom(nil)
+	room.SetLeft(0)
+	room.most = 450_000
+	l := o.open(t, Options{Room: room})
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 60 {
+				i := rand.IntN(40)
+				if i < 38 && i%2 == 0 { // of three, not whole
+					b := make([]byte, 220_000)
+					n, err := l.ReadAt(context.Background(), b, l.offs[i]+50_000)
+					if want := bytes.Join(o.plain[i:i+3], nil)[50_000:270_000]; err != nil || n != len(want) || !bytes.Equal(b, want) {
+						t.Errorf("chunks from %d: %d, %v", i, n, err)
+					}
+				} else {
+					o.check(t, l, i, i+1)
+				}
+				room.mu.Lock()
+				if held := room.held; held > room.most {
+					t.Errorf("%d bytes in memory", held)
+				}
+				room.mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	if here, _ := l.Here(); here > 0 {
+		t.Errorf("%d chunks are here", here)
+	}
+	if err := l.Close(); err != nil || room.held != 0 || room.order.Len() != 0 || len(room.by) != 0 {
+		t.Errorf("of a layer that is closed %d bytes are in memory, %v", room.held, err)
+	}
+}
+
+// TestWhatIsReadFromTheFileHasNoBoundButTheDisk.
+func TestWhatIsReadFromTheFileHasNoBoundButTheDisk(t *testing.T) {
+	o := newOrigin(t, 0, noise(3, 100_000)...)
+	room := NewRoom(func(bool) { t.Error("it found no room") })
+	room.SetLeft(10)
+	l := o.open(t, Options{Room: room})
+	l.KeepAll()
+	if err := l.Ensure(context.Background(), 0, l.Size()); err != nil || !l.Complete() {
+		t.Errorf("%v", err)
+	}
+	o.check(t, l, 0, 3)
+}
+
+// TestWhatCouldNotBeSyncedIsFetchedAgain: the disk of a pipe never takes anything.
+func TestWhatCouldNotBeSyncedIsFetchedAgain(t *testing.T) {
+	o := newOrigin(t, 0, noise(6, 100_000)...)
+	l := o.open(t, Options{})
+	if err := l.Prefetch(context.Background(), []Range{{Off: 0, Len: 1}}); err != nil { // nothing beside it
+		t.Fatal(err)
+	}
+	if err := l.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Fill(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	data := l.parts.Data
+	l.parts.Data = w
+	if err := l.Sync(); err == nil {
+		t.Error("a pipe was synced")
+	}
+	l.parts.Data = data
+	if here, _ := l.Here(); here != 1 || l.Complete() {
+		t.Errorf("%d chunks are here, one was on the disk", here)
+	}
+	if _, err := data.WriteAt(make([]byte, 100_000), l.offs[5]); err != nil { // as the kernel leaves it
+		t.Fatal(err)
+	}
+	o.check(t, l, 0, 6)
+}
