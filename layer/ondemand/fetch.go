@@ -21,7 +21,9 @@ import (
 const (
 	mostRun   = 4 << 20   // compressed bytes of one request
 	mostGap   = 64 << 10  // bytes between two wanted chunks that are cheaper read than asked around
-	nearBytes = 512 << 10 // plain bytes behind those that a reader waits for
+	nearLeast = 512 << 10 // plain bytes behind those that a reader waits for
+	nearMost  = 2 << 20   // the same, as long as little was in vain:
+	inVain    = 2         // times what was asked for, of what came
 	maxView   = 16 << 20  // plain bytes that a forward reader is run ahead of
 
 	leastBatch = 32   // chunks that are asked for first when it is known what is wanted
@@ -83,7 +85,7 @@ func (l *Layer) take(from, to int) []*flight {
 		return wait
 	}
 	// What is near is wanted next more often than not, and comes with the same request.
-	near := sort.Search(len(l.offs), func(i int) bool { return l.offs[i] >= l.offs[to]+nearBytes })
+	near := sort.Search(len(l.offs), func(i int) bool { return l.offs[i] >= l.offs[to]+l.near() })
 	for i := to; len(mine) > 0 && !l.ahead.expects(from, to) && i < min(near, len(l.parts.Index.Chunks)); i++ {
 		if l.lacks(i) {
 			l.begin(i)
@@ -94,6 +96,15 @@ func (l *Layer) take(from, to int) []*flight {
 	l.launch(mine, true)
 	l.launch(more, false)
 	return wait
+}
+
+// near is how far behind a read that waits it is fetched, too. More makes fewer
+// reads wait and brings more that nobody wants; under mu.
+func (l *Layer) near() int64 {
+	if l.stats.Plain > inVain*l.asked.Load() {
+		return nearLeast
+	}
+	return nearMost
 }
 
 // claim is the flight of a chunk that is not here, and whether it was begun now,

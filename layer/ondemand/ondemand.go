@@ -70,6 +70,7 @@ type Layer struct {
 	work sync.WaitGroup
 
 	trace trace
+	asked atomic.Int64 // bytes, by readers, some of them again
 
 	keepAll atomic.Bool
 
@@ -209,6 +210,7 @@ func (l *Layer) note(caller context.Context, err error) {
 func (l *Layer) ensure(caller context.Context, off, n int64) error {
 	from, to := layer.Span(l.offs, off, n)
 	l.trace.note(off, min(n, l.Size()-off))
+	l.asked.Add(n)
 	if l.here(from, to) {
 		l.follow(from, to)
 		return nil

@@ -346,3 +346,42 @@ func TestADamagedChunkWithholdsNoOther(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatIsNearIsFetchedInVainOnlySoFar: a reader that goes about at random
+// brings less beside what it asks for once it shows.
+func TestWhatIsNearIsFetchedInVainOnlySoFar(t *testing.T) {
+	o := newOrigin(t, 0, noise(400, 50_000)...)
+	l := o.open(t, Options{})
+	if err := l.Ensure(context.Background(), 0, 50_000); err != nil {
+		t.Fatal(err)
+	}
+	waitLanded(t, l)
+	if got := l.Stats().Plain; got < nearMost || got > nearMost+2*50_000 {
+		t.Errorf("the first read brought %d bytes", got)
+	}
+	before := l.Stats().Plain
+	if err := l.Ensure(context.Background(), 200*50_000, 50_000); err != nil {
+		t.Fatal(err)
+	}
+	waitLanded(t, l)
+	if got := l.Stats().Plain - before; got < nearLeast || got > nearLeast+2*50_000 {
+		t.Errorf("the second read, elsewhere, brought %d bytes", got)
+	}
+}
+
+// waitLanded waits until nothing is on its way.
+func waitLanded(t *testing.T, l *Layer) {
+	t.Helper()
+	for {
+		l.mu.Lock()
+		var f *flight
+		for _, f = range l.flights {
+			break
+		}
+		l.mu.Unlock()
+		if f == nil {
+			return
+		}
+		<-f.landed
+	}
+}
