@@ -9,10 +9,9 @@ import (
 	"github.com/opendsec/dsec/blob/fault"
 )
 
-// TestAlone is experiment 4: each environment on a machine that has nothing, one
+// alone is experiment 4: each environment on a machine that has nothing, one
 // sandbox, without a trace, with one, and with data in the order of it.
-func TestAlone(t *testing.T) {
-	w := newWorld(t)
+func (w *world) alone(t *testing.T) {
 	w.Proxy.Set(fault.Faults{Latency: latency})
 	rounds := number(t, "DSEC_DEMAND_ROUNDS", 1)
 	text := "| program | way | done | requests | fetched MiB | plain/touched | reads that waited | s in all |\n|---|---|---|---|---|---|---|---|"
@@ -20,7 +19,7 @@ func TestAlone(t *testing.T) {
 		t.Run(e.Name, func(t *testing.T) {
 			var all []outcome
 			for range rounds {
-				all = append(all, alone(t, w, e)...)
+				all = append(all, once(t, w, e)...)
 			}
 			for _, o := range middle(all) {
 				text += fmt.Sprintf("\n| %s | %s | %.2f s | %d | %.1f | %.2f | %d | %.2f |", e.Name, o.way, o.last().Seconds(), o.requests, mib(o.fetched), float64(o.plain)/float64(max(o.touched, 1)), o.stalls, o.stalled.Seconds())
@@ -30,7 +29,7 @@ func TestAlone(t *testing.T) {
 	t.Logf("medians of %d:\n%s", rounds, text)
 }
 
-func alone(t *testing.T, w *world, e env) (out []outcome) {
+func once(t *testing.T, w *world, e env) (out []outcome) {
 	forgetTraces(t, w.Server)
 	one, packed := []env{e}, []env(nil)
 	with := func(way string, envs []env, after func(*machine)) {

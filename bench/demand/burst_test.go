@@ -47,6 +47,15 @@ type world struct {
 	envs []env
 }
 
+// TestDemand runs the measurements, each of which can be run alone.
+func TestDemand(t *testing.T) {
+	w := newWorld(t)
+	t.Run("burst", w.burst)
+	t.Run("alone", w.alone)
+	t.Run("never", w.neverSeen)
+	t.Run("mounts", w.mounts)
+}
+
 func newWorld(t *testing.T) *world {
 	dir := os.Getenv(imagesEnv)
 	if dir == "" {
@@ -275,9 +284,8 @@ func many(envs []env, n int) []env {
 	return out
 }
 
-// TestBurst is experiment 1.
-func TestBurst(t *testing.T) {
-	w := newWorld(t)
+// burst is experiment 1.
+func (w *world) burst(t *testing.T) {
 	n := number(t, "DSEC_DEMAND_N", 48)
 	archives := w.archives(t)
 	w.Proxy.Set(fault.Faults{Latency: latency, Bandwidth: int64(number(t, "DSEC_DEMAND_BANDWIDTH", 0)) << 20})

@@ -2,12 +2,12 @@
 // 20 ms before each answer. Every machine is a real `dsec up` that knows no layer,
 // on a file system of its own, whose device counts what is written.
 //
-//   - TestBurst: many sandboxes at once over many environments, on demand, beside
+//   - TestDemand/burst: many sandboxes at once over many environments, on demand, beside
 //     layers that are fetched whole first, archives that are pulled and unpacked for
 //     runc, and everything being there.
-//   - TestAlone: each environment alone, with and without a trace.
-//   - TestMounts: memory and speed of a mount that has a loader in its path.
-//   - TestNeverSeen: images by their references, beside pulling and unpacking them.
+//   - TestDemand/alone: each environment alone, with and without a trace.
+//   - TestDemand/mounts: memory and speed of a mount that has a loader in its path.
+//   - TestDemand/never: images by their references, beside pulling and unpacking them.
 //
 // DSEC_DEMAND_IMAGES is the directory of the tars that bench/images/build.sh
 // makes; without it nothing is measured. DSEC_DEMAND_N is the number of sandboxes

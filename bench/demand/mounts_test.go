@@ -19,11 +19,10 @@ import (
 // reading is all of a root file system.
 const reading = "find / -xdev -type f -print0 | xargs -0 cat >/dev/null"
 
-// TestMounts is the part of experiment 3 that has a loader in the path: a layer
+// mounts is the part of experiment 3 that has a loader in the path: a layer
 // all of whose data have come through a mount on demand that is still in use,
 // beside the same layer fetched whole before it was mounted.
-func TestMounts(t *testing.T) {
-	w := newWorld(t)
+func (w *world) mounts(t *testing.T) {
 	name := os.Getenv("DSEC_DEMAND_LAYER")
 	if name == "" {
 		name = "web"

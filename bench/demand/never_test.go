@@ -74,10 +74,9 @@ func (h *hub) open(ctx context.Context, layer string) (io.ReadCloser, error) {
 	return resp.Body, nil
 }
 
-// TestNeverSeen starts images that no machine has seen by their references,
+// neverSeen starts images that no machine has seen by their references,
 // beside pulling and unpacking them.
-func TestNeverSeen(t *testing.T) {
-	w := newWorld(t)
+func (w *world) neverSeen(t *testing.T) {
 	h := newHub(t)
 	text := "| program | layers | dsec: ready | done | pull, unpack, runc: ready | done | ready: ratio | done: ratio |\n|---|---|---|---|---|---|---|---|"
 	for i, e := range w.envs {
