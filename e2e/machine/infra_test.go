@@ -27,13 +27,12 @@ func TestWhoMayHaveSeenAnErrorOfALayerEndsInfraImage(t *testing.T) {
 	t.Run("pre-content", func(t *testing.T) { storeBreaks(t, "pre-content") })
 }
 
-// onObjects is a machine with a layer that lies in a real S3 server.
+// onObjects is a machine with a layer that lies in a real S3 server, whose keys
+// are in a file.
 func onObjects(t *testing.T, how string, files int) (*host, dsec.LayerRef, *s3test.Server) {
 	t.Helper()
 	server := s3test.Start(t)
-	t.Setenv("AWS_ACCESS_KEY_ID", server.AccessKey)
-	t.Setenv("AWS_SECRET_ACCESS_KEY", server.SecretKey)
-	h, ref := onDemand(t, how, fmt.Sprintf("s3://%s/dsec?endpoint=%s", s3test.BucketName, server.Endpoint()), randomTree(t, files))
+	h, ref := onDemand(t, how, server.URL("dsec"), randomTree(t, files))
 	return h, ref, server
 }
 
