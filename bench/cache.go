@@ -13,21 +13,12 @@ import (
 	"github.com/opendsec/dsec/layer"
 )
 
-// Device is where the data of a layer comes from when it is mounted: the path
-// of a file, and what ends it. A loader of data on demand is another Device.
-type Device func(l layer.Local) (path string, end func() error, err error)
-
-// PlainFile is a layer that is whole.
-func PlainFile(l layer.Local) (string, func() error, error) {
-	return l.Data, func() error { return nil }, nil
-}
-
-// MountLayer mounts a layer from files, detached. With direct, the file system
-// reads its data file past the page cache, which then has file contents once.
-func MountLayer(l layer.Local, data string, direct bool) (*os.File, error) {
+// MountLayer mounts a whole layer from its files, detached. With direct, the file
+// system reads its data file past the page cache, which then has file contents once.
+func MountLayer(l layer.Local, direct bool) (*os.File, error) {
 	f := linux.NewFS("erofs").String("source", l.Meta).Flag("ro")
-	if data != "" {
-		f.String("device", data)
+	if l.Data != "" {
+		f.String("device", l.Data)
 	}
 	if direct {
 		f.Flag("directio")

@@ -30,7 +30,7 @@ func (w *world) alone(t *testing.T) {
 }
 
 func once(t *testing.T, w *world, e env) (out []outcome) {
-	forgetTraces(t, w.Server)
+	forgetTraces(t, w.Server, e.refs)
 	one, packed := []env{e}, []env(nil)
 	with := func(way string, envs []env, after func(*machine)) {
 		t.Run(way, func(t *testing.T) {

@@ -129,11 +129,6 @@ type outcome struct {
 	idle, serving     time.Duration // of all CPUs; CPU time of the S3 server and of this process
 }
 
-func (o *outcome) sort() {
-	slices.Sort(o.ready)
-	slices.Sort(o.done)
-}
-
 // String is a line of a table.
 func (o *outcome) String() string {
 	last := func(d []time.Duration) float64 { return d[len(d)-1].Seconds() }
@@ -157,19 +152,17 @@ func spec(e env) dsec.Spec {
 func (m *machine) burst(w *world, way string, envs []env) outcome {
 	m.t.Helper()
 	dropCaches(m.t)
-	o := outcome{way: way}
-	fetched, _ := w.Proxy.Bytes()
-	requests, written := w.Proxy.Requests(), m.written()
+	end := w.meter(m.t, m)
 	ctx, cancel := context.WithTimeout(m.t.Context(), within)
 	defer cancel()
 	var mu sync.Mutex
 	var ids []dsec.SandboxID
+	var ready, done []time.Duration
 	specs := make([]dsec.Spec, len(envs))
 	for i, e := range envs {
 		specs[i] = spec(e)
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	o.idle, o.serving = -idle(m.t), -serving(m.t)
 	begin := time.Now()
 	err := m.CreateMany(ctx, specs, "", func(c client.Created) error {
 		if c.Err != nil {
@@ -180,7 +173,7 @@ func (m *machine) burst(w *world, way string, envs []env) outcome {
 		mu.Unlock()
 		g.Go(func() error {
 			err := m.command(gctx, c.Sandbox.ID, []string{"/bin/true"})
-			ready := time.Since(begin)
+			first := time.Since(begin)
 			if err == nil {
 				err = m.command(gctx, c.Sandbox.ID, envs[c.Index].Argv())
 			}
@@ -189,23 +182,14 @@ func (m *machine) burst(w *world, way string, envs []env) outcome {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			o.ready, o.done = append(o.ready, ready), append(o.done, time.Since(begin))
+			ready, done = append(ready, first), append(done, time.Since(begin))
 			return nil
 		})
 		return nil
 	})
 	must(m.t, err)
 	must(m.t, g.Wait())
-	o.idle, o.serving = o.idle+idle(m.t), o.serving+serving(m.t)
-	o.sort()
-	after, _ := w.Proxy.Bytes()
-	o.fetched, o.requests, o.written = after-fetched, w.Proxy.Requests()-requests, m.written()-written
-	demand, err := m.LayersOnDemand(ctx)
-	must(m.t, err)
-	for _, d := range demand {
-		o.touched += max(d.Touched, 0)
-		o.plain, o.stalls, o.stalled = o.plain+d.Plain, o.stalls+d.Stalls, o.stalled+d.Stalled
-	}
+	o := end(way, ready, done)
 	for _, id := range ids {
 		_, err := m.Delete(ctx, id)
 		must(m.t, err)
@@ -298,7 +282,7 @@ func (w *world) burst(t *testing.T) {
 			return []outcome{first, m.burst(w, "all is there", envs)}
 		},
 		"demand": func(t *testing.T) []outcome {
-			forgetTraces(t, w.Server)
+			forgetTraces(t, w.Server, distinct(w.envs))
 			m := boot(t, w.URL(prefix), how())
 			first := m.burst(w, "on demand", envs)
 			m.note(w, w.envs)

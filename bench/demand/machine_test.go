@@ -14,9 +14,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/bench"
 	"github.com/opendsec/dsec/blob/s3test"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/layer"
 )
 
 // disk is a file system on a loop device of its own.
@@ -29,7 +31,7 @@ type disk struct {
 
 func newDisk(t *testing.T) *disk {
 	t.Helper()
-	base, err := os.MkdirTemp("/var/tmp", "bench-burst-")
+	base, err := os.MkdirTemp("/var/tmp", "bench-demand-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +87,7 @@ func boot(t *testing.T, blobs, how string) *machine {
 	m := &machine{disk: newDisk(t)}
 	conf := filepath.Join(m.dir, "dsec.yaml")
 	must(t, os.WriteFile(conf, []byte(fmt.Sprintf("gateway: {listen: ''}\nnode: {on_demand: %s, disk_pool: 24GiB}\nblobs: %s\n", how, blobs)), 0o600))
-	m.args = []string{"--instance", "burst", "--data", filepath.Join(m.dir, "data"), "--run", filepath.Join(m.dir, "run"), "--config", conf}
+	m.args = []string{"--instance", "demand", "--data", filepath.Join(m.dir, "data"), "--run", filepath.Join(m.dir, "run"), "--config", conf}
 	m.log = filepath.Join(m.dir, "log")
 	log, err := os.Create(m.log)
 	must(t, err)
@@ -143,7 +145,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
 	if os.Getenv(imagesEnv) != "" {
-		dir, err := os.MkdirTemp("", "dsec-burst-")
+		dir, err := os.MkdirTemp("", "dsec-demand-")
 		if err != nil {
 			fmt.Println(err)
 			return 1
@@ -161,9 +163,11 @@ func run(m *testing.M) int {
 }
 
 // forgetTraces removes what machines have recorded of layers.
-func forgetTraces(t *testing.T, s *s3test.Server) {
+func forgetTraces(t *testing.T, s *s3test.Server, refs []dsec.LayerRef) {
 	t.Helper()
-	must(t, os.RemoveAll(filepath.Join(s.Data(), s3test.BucketName, prefix, "traces")))
+	for _, r := range refs {
+		must(t, os.RemoveAll(filepath.Join(s.Data(), s3test.BucketName, prefix, layer.TraceKey(layer.Digest(r)))))
+	}
 }
 
 func dropCaches(t *testing.T) {

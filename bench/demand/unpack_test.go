@@ -58,12 +58,11 @@ func zipped(t *testing.T, path string) *os.File {
 func (w *world) unpacked(t *testing.T, archives source, envs []env) outcome {
 	d := newDisk(t)
 	dropCaches(t)
-	o := outcome{way: "pulled and unpacked, runc"}
-	fetched, _ := w.Proxy.Bytes()
-	requests, written := w.Proxy.Requests(), d.written()
+	end := w.meter(t, &machine{disk: d})
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
 	var mu sync.Mutex
+	var ready, done []time.Duration
 	trees := map[string]func() error{}
 	for _, e := range envs {
 		for _, name := range e.Layers {
@@ -73,7 +72,6 @@ func (w *world) unpacked(t *testing.T, archives source, envs []env) outcome {
 		}
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	o.idle, o.serving = -idle(t), -serving(t)
 	begin := time.Now()
 	for i, e := range envs {
 		g.Go(func() error {
@@ -88,7 +86,7 @@ func (w *world) unpacked(t *testing.T, archives source, envs []env) outcome {
 			if err == nil {
 				err = c.run(gctx, []string{"/bin/true"})
 			}
-			ready := time.Since(begin)
+			first := time.Since(begin)
 			if err == nil {
 				err = c.run(gctx, e.Argv())
 			}
@@ -97,16 +95,12 @@ func (w *world) unpacked(t *testing.T, archives source, envs []env) outcome {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			o.ready, o.done = append(o.ready, ready), append(o.done, time.Since(begin))
+			ready, done = append(ready, first), append(done, time.Since(begin))
 			return nil
 		})
 	}
 	must(t, g.Wait())
-	o.idle, o.serving = o.idle+idle(t), o.serving+serving(t)
-	o.sort()
-	after, _ := w.Proxy.Bytes()
-	o.fetched, o.requests, o.written = after-fetched, w.Proxy.Requests()-requests, d.written()-written
-	return o
+	return end("pulled and unpacked, runc", ready, done)
 }
 
 // source opens the tar.gz of an image.

@@ -106,18 +106,15 @@ func withMounts(ctx context.Context, f *cacheFlags, have []*mounted, ways []moun
 func withMount(ctx context.Context, f *cacheFlags, way mounted, run func(*mounted) error) error {
 	m := &way
 	flags := *f.benchFlags
-	end := func() error { return nil }
 	flags.mount = func(ctx context.Context, b *bed) (err error) {
 		l := b.layers.Layers[0]
-		if m.data, end, err = bench.PlainFile(l); err != nil {
-			return err
-		}
-		if m.mount, err = bench.MountLayer(l, m.data, m.way == "directio"); err != nil {
+		m.data = l.Data
+		if m.mount, err = bench.MountLayer(l, m.way == "directio"); err != nil {
 			return dsec.E(dsec.Unsupported, "mount layer", m.way, err)
 		}
 		return b.hold.Put(ctx, "layer/"+string(l.Digest), m.mount)
 	}
-	err := withBed(ctx, &flags, func(ctx context.Context, _ *benchFlags, b *bed) error {
+	return withBed(ctx, &flags, func(ctx context.Context, _ *benchFlags, b *bed) error {
 		defer m.mount.Close()
 		if name := b.mounts.Plan().Name(); !strings.HasPrefix(name, "detached") {
 			return dsec.Errorf(dsec.Unsupported, "measure mounts", m.way, "this kernel needs mounts to be %s; Linux 6.15 is the first that does not", name)
@@ -125,7 +122,6 @@ func withMount(ctx context.Context, f *cacheFlags, way mounted, run func(*mounte
 		m.bed = b
 		return run(m)
 	})
-	return errors.Join(err, end())
 }
 
 // cacheRounds measures each way with so many live, rounds interleaved.
