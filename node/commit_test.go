@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -156,6 +157,14 @@ func TestTheDiskOfAFailedSandboxIsKept(t *testing.T) {
 	}
 	if len(s.made) != 1 {
 		t.Errorf("kept %d disks", len(s.made))
+	}
+	w.clock.add(23 * time.Hour) // the next day
+	if _, err := w.Changes(t.Context(), failed.ID, 0); errors.Is(err, dsec.SandboxGone.Err()) {
+		t.Errorf("changes the next day: %v", err)
+	}
+	w.clock.add(2 * time.Hour)
+	if _, err := w.Changes(t.Context(), failed.ID, 0); !errors.Is(err, dsec.SandboxGone.Err()) {
+		t.Errorf("changes when it is kept no more: %v", err)
 	}
 	for _, sb := range []Sandbox{good, plain} {
 		if got, err := w.Get(t.Context(), sb.ID); err != nil || got.Kept != nil {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,8 +13,11 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/layer"
 )
 
 // cli runs the command line and returns its stdout.
@@ -53,17 +57,13 @@ func TestABuilderSessionBecomesAnEnvironment(t *testing.T) {
 	if packed.Report == nil || packed.Report.RemovedCount != 5 {
 		t.Errorf("report %+v", packed.Report)
 	}
+	eventually(t, "the layer is in the blob store", func() bool {
+		_, err := os.Stat(filepath.Join(h.dir, "data", "blobs", layer.ManifestKey(layer.Digest(packed.Digest))))
+		return err == nil
+	})
 	hexDigest := strings.TrimPrefix(packed.Digest, "sha256:")
-	for _, name := range []string{"meta", "data", "manifest"} {
-		b, err := os.ReadFile(filepath.Join(h.dir, "data", "layers", "layers", hexDigest, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range []string{secret, answer} {
-			if bytes.Contains(b, []byte(s)) {
-				t.Errorf("%s holds %.20s", name, s)
-			}
-		}
+	for _, dir := range []string{filepath.Join("layers", "layers", hexDigest), "blobs"} {
+		wantNowhere(t, filepath.Join(h.dir, "data", dir), secret, answer)
 	}
 	if text := h.cli("image", "inspect", "env:1"); !strings.Contains(text, string(id)) || !strings.Contains(text, packed.Report.Digest()) {
 		t.Errorf("inspect:\n%s", text)
@@ -71,10 +71,11 @@ func TestABuilderSessionBecomesAnEnvironment(t *testing.T) {
 	if out, _ := h.sh(id, "cat /srv/answer /root/.ssh/id_rsa"); !strings.Contains(out, secret) {
 		t.Errorf("the builder lost its files: %q", out)
 	}
+	h.cli("template", "create", "task:1", "--image", "env:1")
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			sb, err := h.Create(t.Context(), dsec.Spec{Tier: dsec.TierContainer, Image: "env:1", Limits: dsec.Limits{Memory: 64 << 20, Disk: 32 << 20, Pids: 32}})
+			sb, err := h.Create(t.Context(), dsec.Spec{Tier: dsec.TierContainer, Image: "task:1", Limits: dsec.Limits{Memory: 64 << 20, Disk: 32 << 20, Pids: 32}})
 			if err != nil {
 				t.Error(err)
 				return
@@ -85,6 +86,42 @@ func TestABuilderSessionBecomesAnEnvironment(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// wantNowhere looks for texts in every file below a directory, as it is and with
+// what of it is compressed unpacked.
+func wantNowhere(t *testing.T, dir string, texts ...string) {
+	t.Helper()
+	z, err := zstd.NewReader(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	files, unpacked := 0, 0
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		files++
+		if plain, err := z.DecodeAll(b, nil); err == nil { // a pack is one frame after the other
+			b = append(b, plain...)
+			unpacked++
+		}
+		for _, s := range texts {
+			if bytes.Contains(b, []byte(s)) {
+				t.Errorf("%s holds %.20s", path, s)
+			}
+		}
+		return nil
+	})
+	if err != nil || files < 3 {
+		t.Errorf("%d files of %s: %v", files, dir, err)
+	}
+	t.Logf("%d files of %s, %d of them unpacked", files, dir, unpacked)
 }
 
 // TestAFailedRolloutIsOpenedAfterwards by the command line, after the agent was
