@@ -127,8 +127,9 @@ def test_fifty_sandboxes_from_a_packed_one(client: Client, box: Sandbox, server:
     _needs_layers(box, server)
     box.exec("echo built > /opt.txt", check=True)
     packed = box.pack_diff("py-env:1", scrub=True)
+    client.templates.create("py-task:1", "py-env:1")
     try:
-        boxes = [b for b in client.create_many(Spec("py-env:1", memory="64MiB", disk="64MiB"), 50)]
+        boxes = [b for b in client.create_many(Spec("py-task:1", memory="64MiB", disk="64MiB"), 50)]
         try:
             assert len(boxes) == 50 and all(isinstance(b, Sandbox) for b in boxes)
             assert {b.exec("cat /opt.txt").text for b in boxes if isinstance(b, Sandbox)} == {"built\n"}
@@ -138,6 +139,7 @@ def test_fifty_sandboxes_from_a_packed_one(client: Client, box: Sandbox, server:
                     b.delete()
         assert packed.report is not None
     finally:
+        client.templates.remove("py-task:1")
         client.layers.remove("py-env:1")
 
 
