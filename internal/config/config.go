@@ -54,7 +54,7 @@ type Node struct {
 	KeepRecords   int      `yaml:"keep_records"`   // days
 	RecordBytes   string   `yaml:"record_bytes"`   // most bytes of records
 	OnDemand      string   `yaml:"on_demand"`      // how reads of what is not here are seen: "fuse", "pre-content"; "off": layers are fetched whole
-	LayerCache    string   `yaml:"layer_cache"`    // what data of layers may take here before those nobody uses go: "200GiB", or "50%" of the file system
+	LayerCache    string   `yaml:"layer_cache"`    // most that data of layers take, "200GiB" or "50%" of the file system: unused ones go; beyond it "fuse" answers without keeping, "pre-content" exceeds it
 	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
 }
 
