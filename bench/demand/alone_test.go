@@ -1,11 +1,15 @@
 package demand
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/opendsec/dsec/bench/plot"
 	"github.com/opendsec/dsec/blob/fault"
 )
 
@@ -15,18 +19,41 @@ func (w *world) alone(t *testing.T) {
 	w.Proxy.Set(fault.Faults{Latency: latency})
 	rounds := number(t, "DSEC_DEMAND_ROUNDS", 1)
 	text := "| program | way | done | requests | fetched MiB | plain/touched | reads that waited | s in all |\n|---|---|---|---|---|---|---|---|"
+	var mid [][]outcome
 	for _, e := range w.envs {
 		t.Run(e.Name, func(t *testing.T) {
 			var all []outcome
 			for range rounds {
 				all = append(all, once(t, w, e)...)
 			}
-			for _, o := range middle(all) {
+			mid = append(mid, middle(all))
+			for _, o := range mid[len(mid)-1] {
 				text += fmt.Sprintf("\n| %s | %s | %.2f s | %d | %.1f | %.2f | %d | %.2f |", e.Name, o.way, o.last().Seconds(), o.requests, mib(o.fetched), float64(o.plain)/float64(max(o.touched, 1)), o.stalls, o.stalled.Seconds())
 			}
 		})
 	}
 	t.Logf("medians of %d:\n%s", rounds, text)
+	w.drawAlone(t, mid)
+}
+
+// drawAlone draws the outcomes of each environment, where DSEC_DEMAND_PLOTS says.
+func (w *world) drawAlone(t *testing.T, envs [][]outcome) {
+	dir := os.Getenv("DSEC_DEMAND_PLOTS")
+	if dir == "" || len(envs) != len(w.envs) {
+		return
+	}
+	times, waits := make([]plot.Series, len(envs[0])), make([]plot.Series, len(envs[0]))
+	var names []string
+	for i, e := range w.envs {
+		names = append(names, e.Name)
+		for k, o := range envs[i] {
+			times[k].Name, times[k].Y = o.way, append(times[k].Y, o.last().Seconds())
+			waits[k].Name, waits[k].Y = o.way, append(waits[k].Y, float64(o.stalls))
+		}
+	}
+	must(t, errors.Join(
+		plot.File(filepath.Join(dir, "alone-time.svg"), plot.Bars{Title: "Until one sandbox is done, 20 ms to the store", Y: "seconds", Groups: names, Series: times}),
+		plot.File(filepath.Join(dir, "alone-waits.svg"), plot.Bars{Title: "Reads that waited", Y: "reads", Groups: names, Series: waits[:3]})))
 }
 
 func once(t *testing.T, w *world, e env) (out []outcome) {
