@@ -18,6 +18,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob/s3test"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/process"
 )
@@ -133,37 +134,11 @@ func killWhileReading(t *testing.T, how, blobs string) {
 	if long {
 		length = 10 * time.Minute
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), length+2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), length+5*time.Minute)
 	defer cancel()
 	end := time.Now().Add(length)
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	read, wrong := 0, []string(nil)
-	for range 3 {
-		id := h.create(func(s *dsec.Spec) { s.Layers = []dsec.LayerRef{ref} })
-		wg.Go(func() {
-			for time.Now().Before(end) {
-				out, err := h.follow(ctx, id, reading)
-				mu.Lock()
-				if err != nil {
-					wrong = append(wrong, err.Error())
-				}
-				for _, l := range strings.Split(out, "\n") {
-					if strings.HasPrefix(l, "WRONG") || strings.HasPrefix(l, "EIO") {
-						wrong = append(wrong, l)
-					}
-				}
-				if strings.Contains(out, "read 600") {
-					read++
-				}
-				mu.Unlock()
-				if err != nil {
-					return
-				}
-				_ = os.WriteFile("/proc/sys/vm/drop_caches", []byte("1"), 0)
-			}
-		})
-	}
+	r := readers{h: h, ref: ref}
+	r.start(ctx, 3, func() bool { return time.Now().After(end) })
 	kills := 0
 	for time.Now().Before(end) {
 		time.Sleep(time.Duration(rand.IntN(800)) * time.Millisecond)
@@ -177,31 +152,121 @@ func killWhileReading(t *testing.T, how, blobs string) {
 		}
 		kills++
 	}
-	wg.Wait()
-	if len(wrong) > 0 {
-		t.Log(wrong)
-		t.Errorf("%d things are wrong, the first: %s", len(wrong), wrong[0])
+	r.work.Wait()
+	if len(r.wrong) > 0 {
+		t.Log(r.wrong)
+		t.Errorf("%d things are wrong, the first: %s", len(r.wrong), r.wrong[0])
 	}
-	if read == 0 || kills == 0 {
-		t.Errorf("%d whole readings, %d kills", read, kills)
+	if r.whole == 0 || kills == 0 {
+		t.Errorf("%d whole readings, %d kills", r.whole, kills)
 	}
-	t.Logf("%d whole readings of 600 files, %d kills", read, kills)
-	if err := syscall.Kill(h.holdPID(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
+	t.Logf("%d whole readings of 600 files, %d kills", r.whole, kills)
+	for _, names := range [][]string{{"hold"}, {"loader", "hold"}, {"node", "hold", "loader"}} {
+		h.killAtOnce(ctx, ref, names)
 	}
+}
+
+// readers compare every file of a layer with its sum, again and again.
+type readers struct {
+	h    *host
+	ref  dsec.LayerRef
+	work sync.WaitGroup
+
+	mu    sync.Mutex
+	ids   []dsec.SandboxID
+	whole int                     // readings of all files
+	wrong []string                // what was not as it should be
+	bytes map[dsec.SandboxID]bool // sandboxes that saw a wrong byte
+}
+
+// start has n sandboxes read until the end, or an error.
+func (r *readers) start(ctx context.Context, n int, over func() bool) {
+	r.h.t.Helper()
+	r.bytes = map[dsec.SandboxID]bool{}
+	for range n {
+		id := r.h.create(func(s *dsec.Spec) { s.Layers = []dsec.LayerRef{r.ref} })
+		r.ids = append(r.ids, id)
+		r.work.Go(func() {
+			for !over() && r.read(ctx, id) {
+				if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("1"), 0); err != nil {
+					r.h.t.Errorf("drop caches: %v", err)
+				}
+			}
+		})
+	}
+}
+
+func (r *readers) read(ctx context.Context, id dsec.SandboxID) (goOn bool) {
+	out, err := r.h.follow(ctx, id, reading)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.wrong = append(r.wrong, err.Error())
+	}
+	for _, l := range strings.Split(out, "\n") {
+		if strings.HasPrefix(l, "WRONG") || strings.HasPrefix(l, "EIO") {
+			r.wrong = append(r.wrong, l)
+			r.bytes[id] = r.bytes[id] || strings.HasPrefix(l, "WRONG")
+		}
+	}
+	if strings.Contains(out, "read 600") {
+		r.whole++
+	}
+	return err == nil
+}
+
+// killAtOnce kills the hold, and others, while sandboxes read what is not there.
+// They end with it, and put it down to the platform; who comes then reads nothing
+// but what is right.
+func (h *host) killAtOnce(ctx context.Context, ref dsec.LayerRef, names []string) {
+	h.t.Helper()
+	for id := range h.states(ctx) {
+		if _, err := h.Delete(ctx, id); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	if _, err := h.EvictLayer(ctx, ref); err != nil {
+		h.t.Fatal(err)
+	}
+	r := readers{h: h, ref: ref}
+	r.start(ctx, 3, func() bool { return false }) // until they are gone
+	eventually(h.t, "data to come", func() bool { return h.demand(layer.Digest(ref).Hex()).Here > 2 })
+	var pids []int
+	for _, name := range names {
+		if name == "hold" {
+			pids = append(pids, h.holdPID())
+		} else {
+			pids = append(pids, h.child(name))
+		}
+	}
+	rand.Shuffle(len(pids), func(i, j int) { pids[i], pids[j] = pids[j], pids[i] })
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	r.work.Wait()
 	var id dsec.SandboxID
-	eventually(t, "a sandbox after the hold was killed", func() bool {
+	eventually(h.t, fmt.Sprintf("a sandbox after %v were killed", names), func() bool {
 		sb, err := h.Create(ctx, dsec.Spec{Tier: dsec.TierContainer, Image: "box", Layers: []dsec.LayerRef{ref},
 			Limits: dsec.Limits{CPU: 1, Memory: 128 << 20, Pids: 64, Disk: 64 << 20}})
 		id = sb.ID
 		if err != nil {
-			t.Logf("after the hold was killed: %v", err)
+			h.t.Logf("after %v were killed: %v", names, err)
 		}
 		return err == nil
 	})
-	out, err := h.follow(ctx, id, reading)
-	if err != nil || out != "read 600\n" {
-		t.Errorf("after the hold was killed: %q, %v", out, err)
+	if out, err := h.follow(ctx, id, reading); err != nil || out != "read 600\n" {
+		h.t.Errorf("after %v were killed: %q, %v", names, out, err)
+	}
+	for _, id := range r.ids {
+		sb, err := h.Get(ctx, id)
+		if err != nil || sb.Result == nil || !strings.HasPrefix(string(sb.Result.Cause), "infra_") {
+			h.t.Errorf("after %v were killed: a reader ended %+v, %v", names, sb.Result, err)
+		}
+		if r.bytes[id] {
+			h.t.Logf("after %v were killed: a sandbox that was ending saw a wrong byte", names)
+		}
 	}
 }
 
