@@ -36,8 +36,8 @@ type machine struct {
 	onDemand bool
 	loader   *loader.Client
 	whole    func(context.Context, layer.Digest)                        // all data of a layer are here
-	failed   func(context.Context, layer.Digest, time.Time, error) bool // a read of a layer is an error
-	ended    func(context.Context, layer.Digest, string)                // what a mount of it came by
+	failed   func(context.Context, loader.Trouble) bool // a read of a layer is an error
+	ended    func(context.Context, loader.Ended) bool   // what a mount of it came by
 	short    func(ctx context.Context, diskFull bool)                   // something found no room
 	order    func(context.Context, layer.Digest) []layer.Range
 	read     func(context.Context, layer.Digest, []layer.Range)

@@ -100,7 +100,7 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	if err := a.counts.Register(blobCounts{a.blobs}); err != nil {
 		return node.Config{}, dsec.E(dsec.Internal, "register metrics", "blobs", err)
 	}
-	if err := a.counts.Register(throughCounts{a.loader}); err != nil {
+	if err := a.counts.Register(uncachedCounts{a.loader}); err != nil {
 		return node.Config{}, dsec.E(dsec.Internal, "register metrics", "loader", err)
 	}
 	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,

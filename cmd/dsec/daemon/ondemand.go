@@ -7,6 +7,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/ondemand/loader"
 	"github.com/opendsec/dsec/layer/store"
 )
 
@@ -34,17 +35,18 @@ func (a *agent) promote(ctx context.Context, d layer.Digest) {
 }
 
 // noteFailure writes down which sandboxes a failed read may reach, before it does.
-func (a *agent) noteFailure(ctx context.Context, d layer.Digest, at time.Time, err error) bool {
+func (a *agent) noteFailure(ctx context.Context, t loader.Trouble) bool {
 	if !a.isOpen(ctx) {
 		return false
 	}
-	slog.Warn("a read of a layer is an error", "layer", d, "err", err)
-	if !passes(err) {
+	d := t.Layer
+	slog.Warn("a read of a layer is an error", "layer", d, "err", t.Err)
+	if !passes(t.Err) {
 		if err := a.mounts.Retire(ctx, d); err != nil && ctx.Err() == nil {
 			slog.Error("retire mount of layer", "layer", d, "err", err)
 		}
 	}
-	a.node.LayerFailed(d, at, err)
+	a.node.LayerFailed(d, t.At, t.Err)
 	return true
 }
 
@@ -70,19 +72,21 @@ func (a *agent) noteShort(_ context.Context, diskFull bool) {
 
 // noteEnd finds out whether a mount is still used whose data nobody can bring any
 // more.
-func (a *agent) noteEnd(ctx context.Context, d layer.Digest, session string) {
+func (a *agent) noteEnd(ctx context.Context, e loader.Ended) bool {
 	if !a.isOpen(ctx) {
-		return
+		return false
 	}
-	lost, err := a.mounts.Lost(ctx, d, session)
+	d := e.Layer
+	lost, err := a.mounts.Lost(ctx, d, e.Session)
 	if err != nil && ctx.Err() == nil {
 		slog.Error("retire mount of layer", "layer", d, "err", err)
 	}
 	if lost {
 		err := dsec.Errorf(dsec.Unavailable, "read layer", string(d), "the connection by which its data came has ended")
 		slog.Error("a mount of a layer is lost", "err", err)
-		a.node.LayerFailed(d, time.Now(), err)
+		a.node.LayerFailed(d, e.At, err)
 	}
+	return true
 }
 
 // ahead is what others read first of a layer.
