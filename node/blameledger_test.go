@@ -277,3 +277,30 @@ func TestFailedCreationsAreBlamedInEitherOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestTheLastAgentWasAliveWhenItWroteTheLastTime, in order or not.
+func TestTheLastAgentWasAliveWhenItWroteTheLastTime(t *testing.T) {
+	w := newWorld(t, nil)
+	if at := w.LastAlive(); !at.IsZero() {
+		t.Errorf("the first agent: %v", at)
+	}
+	w.clock.add(time.Minute)
+	sb := w.create(nil)
+	want := w.clock.Now()
+	w.clock.add(time.Hour)
+	w.crash()
+	if at := w.LastAlive(); !at.Equal(want) {
+		t.Errorf("%v, want %v", at, want)
+	}
+	w.clock.add(time.Hour)
+	if _, err := w.Stop(t.Context(), sb.ID, "", ""); err != nil {
+		t.Fatal(err)
+	}
+	want = w.clock.Now()
+	w.shut()
+	w.clock.add(time.Hour)
+	w.open()
+	if at := w.LastAlive(); !at.Equal(want) {
+		t.Errorf("%v, want %v", at, want)
+	}
+}
