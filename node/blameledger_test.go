@@ -304,3 +304,76 @@ func TestTheLastAgentWasAliveWhenItWroteTheLastTime(t *testing.T) {
 		t.Errorf("%v, want %v", at, want)
 	}
 }
+
+// TestTroublesMayComeAtAnyMoment of the life of a sandbox (for the race detector),
+// and whoever had the layer then is blamed, once for all.
+func TestTroublesMayComeAtAnyMoment(t *testing.T) {
+	w := blameWorld(t)
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			if err := w.layerFailed(time.Now()); err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	for i := range 20 {
+		with := func(s *dsec.Spec) {
+			s.Layers, s.Lifetimes.KeepFailed = []dsec.LayerRef{toolkit}, time.Hour
+		}
+		if i%2 == 0 {
+			disarm := failpoint.Arm("fake.create.start.before", failpoint.Times(2, dsec.E(dsec.NotFound, "find user", "nobody2", nil)))
+			_, err := w.Create(t.Context(), "proj", spec(with))
+			disarm()
+			wantClass(t, err, dsec.NotFound)
+			continue
+		}
+		sb := w.create(with)
+		for b := w.find(sb.ID); ; { // until one has come
+			b.mu.Lock()
+			blamed := b.rec.Blame != nil && b.blames == b.blamesIn
+			b.mu.Unlock()
+			if blamed {
+				break
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		if _, err := w.Delete(t.Context(), sb.ID, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+	w.crash()
+	all, err := w.List(t.Context(), Filter{All: true})
+	if err != nil || len(all) != 20 {
+		t.Fatalf("%d, %v", len(all), err)
+	}
+	for _, sb := range all {
+		if c := sb.Result.Cause; c != dsec.CauseInfraImage && c != dsec.CauseTaskSetup || (c == dsec.CauseInfraImage) != (sb.Starts > 0) {
+			t.Errorf("%+v", sb.Result)
+		}
+	}
+}
+
+// TestABlameThatCannotBeRead was one.
+func TestABlameThatCannotBeRead(t *testing.T) {
+	w := blameWorld(t)
+	sb := w.withToolkit()
+	err := w.ledger.commit(func(tx *bbolt.Tx) error { return tx.Bucket(bucketBlame).Put([]byte(sb.ID), []byte("\x09{}")) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bl := w.inLedger(sb.ID); bl == nil || bl.Cause != dsec.CauseInfraImage || !bl.Since.Equal(sb.Created) {
+		t.Errorf("%+v", bl)
+	}
+}
