@@ -377,3 +377,31 @@ func TestABlameThatCannotBeRead(t *testing.T) {
 		t.Errorf("%+v", bl)
 	}
 }
+
+// TestWhetherADiskIsKeptIsReadUnderTheLock: troubles change the result meanwhile.
+func TestWhetherADiskIsKeptIsReadUnderTheLock(t *testing.T) {
+	w := blameWorld(t)
+	sb := w.create(func(s *dsec.Spec) {
+		s.Layers, s.Lifetimes.KeepFailed = []dsec.LayerRef{toolkit}, time.Hour
+	})
+	b, over := w.find(sb.ID), make(chan struct{})
+	go func() {
+		defer close(over)
+		for range 3000 {
+			b.mu.Lock()
+			b.rec.Result, b.rec.Blame = dsec.NewResult(dsec.CauseCompleted, "run", dsec.InducedBySelf), nil
+			b.mu.Unlock()
+			b.layerFailed(&trouble{layer: layer.DigestOf([]byte(toolkit)), at: time.Now(), err: errBroken})
+		}
+	}()
+	for {
+		select {
+		case <-over:
+			return
+		default:
+		}
+		if err := w.keepFailed(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
