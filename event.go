@@ -14,7 +14,7 @@ const (
 	EventExpiryWarning EventType = "expiry_warning" // Detail: which lifetime, when
 	EventFiles         EventType = "files"          // a file was written or removed through the API
 	EventAdopted       EventType = "adopted"        // the agent restarted and found the sandbox alive
-	EventLayerError    EventType = "layer_error"    // a read of one of its layers is EIO for somebody: it will end infra_image; Detail says why, Fields have layer and class
+	EventLayerError    EventType = "layer_error"    // a read of one of its layers is EIO for somebody: it is blamed on infra_image, see Blame; Detail says why, Fields have layer and class
 	EventNote          EventType = "note"           // anything else worth a line
 )
 

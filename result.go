@@ -111,9 +111,9 @@ type Result struct {
 	Usage     Usage    `json:"usage"`
 }
 
-// Blame is what happened to a sandbox that is not its doing, and will be the
-// cause of its end, whatever else ends it: from Since on it may have seen what
-// was not so.
+// Blame is what a sandbox is blamed on that is not its doing: from Since on it may
+// have seen what was not so. It becomes the cause of its end, unless a policy, a
+// preemption or the platform itself ends it.
 type Blame struct {
 	Cause    Cause     `json:"cause"`
 	Since    time.Time `json:"since"`

@@ -25,7 +25,7 @@ type Sandbox struct {
 	Starts  int            `json:"starts"`
 	Steps   []dsec.Step    `json:"steps,omitempty"` // of the last creation or start
 	Kept    *KeptDisk      `json:"kept,omitempty"`  // its disk, packed because it failed
-	Blame   *dsec.Blame    `json:"blame,omitempty"` // what its end will be put down to
+	Blame   *dsec.Blame    `json:"blame,omitempty"` // what it is blamed on; nil: nothing
 }
 
 // KeptDisk is the packed disk of a sandbox that failed.

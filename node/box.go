@@ -34,6 +34,8 @@ type box struct {
 	active     time.Time // last activity
 	warned     time.Time // the deadline that was warned of
 	layerError time.Time // of the last event of that kind
+	blames     int       // changes of what it is blamed on
+	blamesIn   int       // how many of them are in the ledger
 	abandoned  time.Time // its creator left before it was ready, and nobody came since
 	retryAt    time.Time // of an intent that was not finished
 	exitBy     time.Time // found dead at the start: when to stop waiting for its Exit
@@ -113,12 +115,21 @@ func (b *box) move(change func(r *record), extra []op, states ...dsec.State) err
 
 // step changes a copy of the record. b.mu is held.
 func (b *box) step(r *record, change func(r *record), states []dsec.State) (err error) {
+	now := b.n.cfg.Clock().UTC()
 	for _, to := range states {
 		if r.State, err = dsec.MoveState(string(b.id), r.State, to); err != nil {
 			return err
 		}
+		switch to {
+		case dsec.Starting:
+			r.Ended = time.Time{}
+		case dsec.Stopped, dsec.Failed, dsec.Deleted:
+			if r.Ended.IsZero() {
+				r.Ended = now
+			}
+		}
 	}
-	r.Changed, r.Active = b.n.cfg.Clock().UTC(), b.active
+	r.Changed, r.Active = now, b.active
 	if change != nil {
 		change(r)
 	}

@@ -268,7 +268,10 @@ func (n *Node) keptChanges(ctx context.Context, r *record, most int) (c dsec.Cha
 // asked for. That it cannot be packed keeps nobody from removing it: a full
 // disk is freed by removing. The turn is held.
 func (n *Node) keepFailed(ctx context.Context, b *box) error {
-	ttl, res := b.rec.Spec.Lifetimes.KeepFailed, b.rec.Result // only the turn changes them
+	ttl := b.rec.Spec.Lifetimes.KeepFailed // does not change
+	b.mu.Lock()
+	res := b.rec.Result // which an error of a layer changes outside the turn
+	b.mu.Unlock()
 	if ttl == 0 || b.state() == dsec.Deleted || b.rec.Kept != nil || res == nil || res.Outcome == dsec.OutcomeOK || len(b.rec.Digests) == 0 || n.cfg.Add == nil {
 		return nil
 	}

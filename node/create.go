@@ -318,9 +318,7 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 			Undo: func(ctx context.Context) error { return n.release(ctx, b) }},
 		lifecycle.Step{Name: "runtime",
 			Do: func(ctx context.Context) (err error) {
-				b.mu.Lock()
-				b.rec.Digests, b.rec.Blame = digestsOf(set), nil // of what an attempt before this one met nothing is left
-				b.mu.Unlock()
+				b.startOver(digestsOf(set))
 				if inner, err = b.rt.Create(ctx, runtime.Request{ID: b.id, Spec: spec, Layers: set}); err != nil {
 					return &buildError{err, true}
 				}
@@ -360,6 +358,10 @@ func (n *Node) ready(b *box, key []byte) error {
 	next := b.rec
 	err := b.step(&next, func(r *record) { n.setRunning(r, nil) }, []dsec.State{dsec.Running})
 	ops := []op{putLive(&next)}
+	if b.blames != b.blamesIn { // by an attempt before this one
+		put, _ := b.putBlame()
+		ops = append(ops, put)
+	}
 	if key != nil {
 		ops = append(ops, putCall(key, call{Verb: "create", Hash: b.rec.SpecHash, Answer: string(b.id), At: n.cfg.Clock().UTC()}))
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"go.etcd.io/bbolt"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/failpoint"
 )
@@ -84,8 +86,12 @@ func (n *Node) bury(b *box, extra []op) error {
 	change := func(r *record) { r.Intent, r.Expires = intentNone, time.Time{} }
 	b.mu.Lock() // the events come first: they are part of the record, and true by now
 	b.appliedLocked(change, states)
-	put := putEnded(&b.rec)
 	b.mu.Unlock()
+	put := func(tx *bbolt.Tx) error { // what it is blamed on until then is in it
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return putEnded(&b.rec)(tx)
+	}
 	if err := n.ledger.commit(append([]op{put}, extra...)...); err != nil {
 		return err
 	}

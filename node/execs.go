@@ -30,7 +30,7 @@ type tracked struct {
 	b *box
 }
 
-// Wait puts the end of the command down to what has happened to its sandbox.
+// Wait says what the sandbox of the command was blamed on when it ended.
 func (t *tracked) Wait(ctx context.Context) (process.Result, error) {
 	r, err := t.Process.Wait(ctx)
 	if err == nil {

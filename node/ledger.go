@@ -27,6 +27,7 @@ var (
 	bucketLive    = []byte("live")     // id → record
 	bucketEnded   = []byte("ended")    // id → record
 	bucketEndedAt = []byte("ended_at") // time, id → nothing
+	bucketBlame   = []byte("blame")    // id → blame of a record of live
 	bucketCalls   = []byte("calls")    // scope, call id → call
 	bucketCallsAt = []byte("calls_at") // time, key of calls → nothing
 )
@@ -49,13 +50,15 @@ type ledger struct {
 	metrics *Metrics
 	log     *slog.Logger
 
-	unreadable sync.Map // ids of records that were passed over
+	clock      func() time.Time
+	alive      time.Time // of the last change that an earlier agent made; zero: there was none
+	unreadable sync.Map  // ids of records that were passed over
 
 	mu     sync.RWMutex // closed, against senders
 	closed bool
 }
 
-func openLedger(dir string, m *Metrics, log *slog.Logger) (*ledger, error) {
+func openLedger(dir string, m *Metrics, log *slog.Logger, clock func() time.Time) (*ledger, error) {
 	path := filepath.Join(dir, "ledger.db")
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 2 * time.Second, FreelistType: bbolt.FreelistMapType})
 	if errors.Is(err, berrors.ErrTimeout) {
@@ -64,7 +67,7 @@ func openLedger(dir string, m *Metrics, log *slog.Logger) (*ledger, error) {
 	if err != nil {
 		return nil, dsec.E(ledgerClass(err), "open ledger", path, err)
 	}
-	l := &ledger{db: db, changes: make(chan change, maxBatch), stop: make(chan struct{}), metrics: m, log: log}
+	l := &ledger{db: db, changes: make(chan change, maxBatch), stop: make(chan struct{}), metrics: m, log: log, clock: clock}
 	if err := l.init(path); err != nil {
 		_ = db.Close() // the first error counts
 		return nil, err
@@ -76,7 +79,7 @@ func openLedger(dir string, m *Metrics, log *slog.Logger) (*ledger, error) {
 func (l *ledger) init(path string) error {
 	var version byte
 	err := l.db.Update(func(tx *bbolt.Tx) error {
-		for _, name := range [][]byte{bucketMeta, bucketLive, bucketEnded, bucketEndedAt, bucketCalls, bucketCallsAt} {
+		for _, name := range [][]byte{bucketMeta, bucketLive, bucketEnded, bucketEndedAt, bucketBlame, bucketCalls, bucketCallsAt} {
 			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 				return err
 			}
@@ -84,6 +87,9 @@ func (l *ledger) init(path string) error {
 		meta := tx.Bucket(bucketMeta)
 		if v := meta.Get([]byte("version")); len(v) > 0 {
 			version = v[0]
+			if at := meta.Get([]byte("alive")); len(at) == 8 {
+				l.alive = time.Unix(0, int64(binary.BigEndian.Uint64(at))).UTC()
+			}
 			return nil
 		}
 		version = ledgerVersion
@@ -145,7 +151,7 @@ func (l *ledger) commitBatch(batch []change) error {
 				}
 			}
 		}
-		return nil
+		return tx.Bucket(bucketMeta).Put([]byte("alive"), atKey(l.clock(), nil))
 	})
 	if e, ok := errors.AsType[*dsec.Error](err); ok {
 		return e
@@ -213,7 +219,8 @@ func atKey(t time.Time, key []byte) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, uint64(max(0, t.UnixNano()))), key...)
 }
 
-// op is one part of a change. What it writes was encoded when it was made.
+// op is one part of a change. What it writes was encoded when it was made, but
+// for putBlame and bury.
 type op func(tx *bbolt.Tx) error
 
 func putLive(r *record) op {
@@ -235,8 +242,10 @@ func putEnded(r *record) op {
 		if err != nil {
 			return err
 		}
-		if err := tx.Bucket(bucketLive).Delete(key); err != nil {
-			return err
+		for _, from := range [][]byte{bucketLive, bucketBlame} {
+			if err := tx.Bucket(from).Delete(key); err != nil {
+				return err
+			}
 		}
 		if err := tx.Bucket(bucketEndedAt).Put(at, nil); err != nil {
 			return err
@@ -311,6 +320,7 @@ func (l *ledger) live() (out []*record, err error) {
 	err = l.db.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketLive).ForEach(func(id, b []byte) error {
 			if r := l.read(id, b); r != nil {
+				l.joinBlame(tx, r)
 				out = append(out, r)
 			}
 			return nil

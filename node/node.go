@@ -44,7 +44,7 @@ func New(cfg Config) (*Node, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
-	l, err := openLedger(cfg.Dir, cfg.Metrics, cfg.Log)
+	l, err := openLedger(cfg.Dir, cfg.Metrics, cfg.Log, cfg.Clock)
 	if err != nil {
 		return nil, err
 	}
@@ -82,6 +82,10 @@ func (n *Node) Drain(on bool) {
 	defer n.mu.Unlock()
 	n.draining = on
 }
+
+// LastAlive is when an agent before this one last wrote something, ends of
+// sandboxes included; zero if there was none.
+func (n *Node) LastAlive() time.Time { return n.ledger.alive }
 
 // Load implements Watcher.
 func (n *Node) Load() Load {

@@ -41,6 +41,7 @@ type record struct {
 	Digests  []string       `json:"digests,omitempty"`
 	Created  time.Time      `json:"created"`
 	Changed  time.Time      `json:"changed"`
+	Ended    time.Time      `json:"ended,omitzero"`   // when it was known to have no processes any more
 	Expires  time.Time      `json:"expires,omitzero"` // end of its lifetime
 	Active   time.Time      `json:"active,omitzero"`  // last activity known
 	Started  time.Time      `json:"started,omitzero"` // of this run

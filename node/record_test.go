@@ -20,7 +20,7 @@ func goldenRecord() *record {
 	return &record{ID: "seaaaaabbbbbbbbbbbbbbbbbbbb", Project: "proj", State: dsec.Failed, Intent: intentDestroy, Result: res,
 		Spec: dsec.Spec{Tier: dsec.TierContainer, Image: "base:1", Layers: []dsec.LayerRef{"work:1"}, Env: map[string]string{"A": "b"},
 			Limits: dsec.Limits{CPU: 1, Memory: 64 << 20}, Lifetimes: dsec.Lifetimes{Idle: time.Hour}, CallID: "key"},
-		Digests: []string{"sha256:00"}, Created: at, Changed: at.Add(time.Minute), Expires: at.Add(time.Hour), Active: at, Started: at, Starts: 1,
+		Digests: []string{"sha256:00"}, Created: at, Changed: at.Add(time.Minute), Ended: at.Add(time.Minute), Expires: at.Add(time.Hour), Active: at, Started: at, Starts: 1,
 		Steps: []dsec.Step{{Name: "layers", Took: time.Millisecond}}, Usage: res.Usage, Seq: 7,
 		Events:   []dsec.Event{{Sandbox: "seaaaaabbbbbbbbbbbbbbbbbbbb", Seq: 7, Time: at, Type: dsec.EventState, From: dsec.Running, To: dsec.Failed}},
 		Outputs:  []output{{Exec: "e1", Argv: "tail /dev/zero", Status: "exited", Code: 137, OOM: true, Started: at, Wall: 1.5, Stderr: []byte{0, 0xff}, Total: 2}},

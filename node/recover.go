@@ -107,7 +107,10 @@ func (n *Node) logged(b *box, err error) {
 // undoCreation ends what was half-made when the agent died.
 func (n *Node) undoCreation(b *box) error {
 	res := dsec.NewResult(dsec.CauseInfraNodeLost, "create", dsec.InducedByPlatform, "the agent ended while it was created")
-	if err := b.move(func(r *record) { r.Result, r.Intent = res, intentDestroy }, nil, dsec.Failed); err != nil {
+	change := func(r *record) { // which may have processes until it is destroyed
+		r.Result, r.Intent, r.Ended = res, intentDestroy, time.Time{}
+	}
+	if err := b.move(change, nil, dsec.Failed); err != nil {
 		return err
 	}
 	n.ended(b)
@@ -122,7 +125,7 @@ func (n *Node) lose(b *box, why string) error {
 		res = b.rec.Result
 	}
 	b.mu.Unlock()
-	if err := b.move(func(r *record) { r.Result, r.Intent = res, intentDestroy }, nil, dsec.Failed); err != nil {
+	if err := b.move(func(r *record) { r.Result, r.Intent = r.verdict(res), intentDestroy }, nil, dsec.Failed); err != nil {
 		return err
 	}
 	n.ended(b)

@@ -13,12 +13,13 @@
 // clock; every expiry is announced by an event. The disk of a stopped or failed
 // sandbox is kept for its retention time; then only the record is left.
 //
-// A sandbox that has a layer of which a read was an error while it lived (it runs,
-// is paused, or is being made or started) will end as infra_image, whatever ends
-// it but a policy, a preemption or the platform itself: it may have seen the error. It is not
-// ended for that. Until then it says so (Sandbox.Blame), and so do its commands
-// that end after the error (process.Result.Blame), whatever their exit code. That is in
-// the ledger before the reader is told of the error, see LayerFailed.
+// A sandbox that has a layer of which a read was an error while it lived, which it
+// does until its processes are known to be gone, is blamed on infra_image: it may
+// have seen the error. It becomes the cause of its end, unless a policy, a
+// preemption or the platform itself ends it. It is not ended for that. Until then
+// it says so (Sandbox.Blame), and so do its commands that end after the error
+// (process.Result.Blame), whatever their exit code. That is in the ledger before
+// the reader is told of the error, see LayerFailed.
 package node
 
 import (
@@ -47,7 +48,7 @@ type Sandbox struct {
 	Starts  int
 	Steps   []dsec.Step // of its last creation or start
 	Kept    *Kept       // its disk, packed because it failed; nil: it is not
-	Blame   *dsec.Blame // what its end will be put down to; nil: to what ends it
+	Blame   *dsec.Blame // what it is blamed on; nil: nothing
 }
 
 // Kept says where the disk of a failed sandbox is.

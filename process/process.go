@@ -95,8 +95,8 @@ type Result struct {
 	Throttle time.Duration // held back by the CPU quota
 	Held     time.Duration // the node held the sandbox
 
-	// Blame is not empty if something had happened to the sandbox before the
-	// command ended, see dsec.Blame: what it did may come of that. The node sets it.
+	// Blame is what the sandbox was blamed on when the command ended, see
+	// dsec.Blame: what it did may come of that. The node sets it.
 	Blame dsec.Cause
 }
 

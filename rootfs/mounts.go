@@ -27,9 +27,12 @@ type Options struct {
 	Keeper Keeper
 	// Devices of layers that are not whole; nil: those cannot be used.
 	Devices Devices
-	Plan    Plan          // nil: the one this kernel supports, found by trying; Close ends it
-	Linger  time.Duration // how long a layer without users stays mounted; 0: 1 minute
-	Log     *slog.Logger  // nil: the default one
+	// Lives says whether what a device came by (Device.Session) is still there; nil:
+	// all are. See LostBefore.
+	Lives  func(ctx context.Context, d layer.Digest, session string) (bool, error)
+	Plan   Plan          // nil: the one this kernel supports, found by trying; Close ends it
+	Linger time.Duration // how long a layer without users stays mounted; 0: 1 minute
+	Log    *slog.Logger  // nil: the default one
 
 	forceLoop bool // mount layers as on kernels before 6.12
 }
@@ -46,8 +49,11 @@ type Mounts struct {
 	mu     sync.Mutex
 	mounts map[layer.Digest]*mounted // what new users get
 	old    map[*mounted]struct{}     // used still, but not by anybody new
-	serial int
-	users  map[string][]*mounted // what each name uses
+	// What is in neither any more and not gone yet; closed when it is.
+	leaving map[*mounted]chan struct{}
+	lost    []layer.Digest // see LostBefore
+	serial  int
+	users   map[string][]*mounted // what each name uses
 }
 
 // mounted is one layer mount. Making it is single-flight: ready is closed when
@@ -61,6 +67,8 @@ type mounted struct {
 	demand  bool      // its data come on demand; known when it is ready
 	by      string    // Device.Session
 	retired bool      // nobody new gets it; under Mounts.mu
+	lost    bool      // and that because its session has ended; under Mounts.mu
+	noted   bool      // and the Keeper knows; under Mounts.mu
 	data    *os.File  // what it reads its data from; nil: none, or an earlier process made it
 	users   int       // under Mounts.mu
 	idle    time.Time // when users became 0
@@ -94,7 +102,7 @@ func Open(ctx context.Context, o Options) (*Mounts, error) {
 		}
 	}
 	m := &Mounts{plan: plan, keeper: o.Keeper, opts: o, stop: make(chan struct{}), done: make(chan struct{}),
-		mounts: map[layer.Digest]*mounted{}, old: map[*mounted]struct{}{}, users: map[string][]*mounted{}}
+		mounts: map[layer.Digest]*mounted{}, old: map[*mounted]struct{}{}, leaving: map[*mounted]chan struct{}{}, users: map[string][]*mounted{}}
 	if err := m.adopt(ctx); err != nil {
 		return nil, errors.Join(err, plan.Close())
 	}
@@ -129,8 +137,11 @@ func (m *Mounts) adopt(ctx context.Context) error {
 		}
 		c.Close()
 		d, demand, session := partsOf(name)
-		e := &mounted{digest: d, name: name, ready: make(chan struct{}), file: f, demand: demand, by: session, idle: time.Now(), retired: retired[name]}
+		e := &mounted{digest: d, name: name, ready: make(chan struct{}), file: f, demand: demand, by: session, idle: time.Now(), retired: retired[name], noted: retired[name]}
 		close(e.ready)
+		if err := m.adoptLost(ctx, e); err != nil {
+			return err
+		}
 		if e.retired {
 			m.old[e] = struct{}{}
 			continue
@@ -213,6 +224,7 @@ func (e *mounted) outdated(l layer.Local) bool {
 func (m *Mounts) mount(ctx context.Context, e *mounted, l layer.Local) {
 	defer close(e.ready)
 	f, err := m.mountLayer(ctx, e, l)
+	m.awaitName(e.name)
 	if err == nil {
 		if err = m.plan.Admit(e.name, f); err == nil {
 			if err = m.keeper.Put(ctx, e.name, f); err != nil {
@@ -256,6 +268,11 @@ func (m *Mounts) mountLayer(ctx context.Context, e *mounted, l layer.Local) (*os
 		e.name = keptPrefix + string(l.Digest)
 	} else if e.by != "" {
 		e.name += demandMark + e.by
+	}
+	if e.demand && e.by == "" && m.hasRetired(l.Digest) {
+		if err := dropCache(d.Path); err != nil {
+			return nil, err
+		}
 	}
 	f, err := mountErofs(l.Meta, d, m.opts.forceLoop)
 	if err == nil && d.Path != "" {
@@ -424,35 +441,6 @@ func (a admitting) Drop(ctx context.Context, name string) error {
 		return dsec.E(dsec.Internal, "retire mount", name, err)
 	}
 	return a.Keeper.Drop(ctx, name)
-}
-
-// Evict unmounts every layer that nobody has used for the given time.
-func (m *Mounts) Evict(ctx context.Context, unused time.Duration) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var errs []error
-	for _, e := range m.all() {
-		_, err := m.evictLocked(ctx, e, unused)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// evictLocked unmounts under the lock, so that a Use of the same layer finds it
-// either whole or gone.
-func (m *Mounts) evictLocked(ctx context.Context, e *mounted, unused time.Duration) (gone bool, err error) {
-	if !e.isReady() || e.users > 0 || time.Since(e.idle) < unused && !e.retired || e.file == nil {
-		return false, nil
-	}
-	e.close()
-	delete(m.old, e)
-	if m.mounts[e.digest] == e {
-		delete(m.mounts, e.digest)
-	}
-	if err := errors.Join(m.plan.Retire(e.name), m.keeper.Drop(ctx, e.name), m.keeper.Drop(ctx, retiredPrefix+e.name)); err != nil {
-		return true, fmt.Errorf("unmount layer %s: %w", e.digest, err)
-	}
-	return true, nil
 }
 
 const giveBackEvery = 2 * time.Second

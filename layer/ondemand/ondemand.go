@@ -242,7 +242,7 @@ func (l *Layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 	defer l.leave()
 	if l.full() { // it may be in memory
-		if done, err := l.through(p[:n], off); done && err == nil {
+		if done, err := l.uncached(p[:n], off); done && err == nil {
 			l.trace.note(off, n)
 			return int(n), nil
 		}
@@ -255,7 +255,7 @@ func (l *Layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		done := false
 		if dsec.ClassOf(err) == dsec.NoSpace && !l.keepAll.Load() {
 			var rerr error
-			if done, rerr = l.through(p[:n], off); rerr != nil {
+			if done, rerr = l.uncached(p[:n], off); rerr != nil {
 				err = rerr
 			} else if !done && ctx.Err() == nil && time.Now().Before(end) {
 				continue // others' chunks have taken the place of ours meanwhile

@@ -22,15 +22,15 @@ type Room struct {
 	told  bool      // short was called since SetLeft
 	short func(diskFull bool)
 
-	most    int64 // bytes in memory
-	held    int64
-	order   list.List // of *passed, the one wanted last at the front
-	by      map[place]*list.Element
-	through Through
+	most     int64 // bytes in memory
+	held     int64
+	order    list.List // of *passed, the one wanted last at the front
+	by       map[place]*list.Element
+	uncached Uncached
 }
 
-// Through counts what was answered without being kept.
-type Through struct {
+// Uncached counts what was answered without being kept.
+type Uncached struct {
 	Reads int64 `json:"reads"`
 	Bytes int64 `json:"bytes"`
 }
@@ -70,11 +70,11 @@ func (r *Room) SetLeft(n int64) {
 	}
 }
 
-// Through returns the counts so far.
-func (r *Room) Through() Through {
+// Uncached returns the counts so far.
+func (r *Room) Uncached() Uncached {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.through
+	return r.uncached
 }
 
 // Expire forgets what nobody has wanted for a while.
@@ -152,8 +152,8 @@ func (r *Room) copy(at place, p []byte, from int64) bool {
 func (r *Room) count(bytes int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.through.Reads++
-	r.through.Bytes += int64(bytes)
+	r.uncached.Reads++
+	r.uncached.Bytes += int64(bytes)
 }
 
 // forget drops what is in memory of a layer.
@@ -199,9 +199,9 @@ func (l *Layer) land(i int, plain []byte, wanted bool) error {
 	return err
 }
 
-// through reads what is here from the file and the rest from memory; false: not
+// uncached reads what is here from the file and the rest from memory; false: not
 // all is in either.
-func (l *Layer) through(p []byte, off int64) (bool, error) {
+func (l *Layer) uncached(p []byte, off int64) (bool, error) {
 	from, to := layer.Span(l.offs, off, int64(len(p)))
 	for i := from; i < to; i++ {
 		begin := max(off, l.offs[i])

@@ -16,8 +16,8 @@ import (
 // Trim evicts layers until the data that are on this machine take at most so many
 // bytes of its disk, or nothing is left that may go: those not used for the
 // longest time first, and none that is leased. It returns what became free and
-// what is still taken.
-func (s *Store) Trim(ctx context.Context, most int64, letGo LetGo) (freed, left int64, err error) {
+// what they still take, also when some could not go; 0 with an error: that is not known.
+func (s *Store) Trim(ctx context.Context, most int64, letGo LetGo) (freed, used int64, err error) {
 	all, total, err := s.taken()
 	if err != nil {
 		return 0, 0, err

@@ -362,7 +362,7 @@ type ExecResult struct {
 	Cpu           float64                `protobuf:"fixed64,11,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	Throttle      float64                `protobuf:"fixed64,12,opt,name=throttle,proto3" json:"throttle,omitempty"`
 	Held          float64                `protobuf:"fixed64,13,opt,name=held,proto3" json:"held,omitempty"`
-	Blame         string                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"` // cause of the sandbox's Blame, if the command ended after it began
+	Blame         string                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"` // what the sandbox was blamed on when the command ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

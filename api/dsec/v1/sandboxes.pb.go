@@ -430,7 +430,7 @@ type Sandbox struct {
 	Steps         []*Step                `protobuf:"bytes,11,rep,name=steps,proto3" json:"steps,omitempty"` // of the last creation or start
 	Node          string                 `protobuf:"bytes,12,opt,name=node,proto3" json:"node,omitempty"`
 	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"`   // absent: its disk is not kept
-	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"` // absent: nothing has happened to it
+	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"` // what it is blamed on; absent: nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -563,9 +563,9 @@ func (x *Sandbox) GetBlame() *Blame {
 	return nil
 }
 
-// Blame is what happened to a sandbox that is not its doing. It will be the
-// cause of its end, whatever else ends it: what the sandbox did since then may
-// come of that.
+// Blame is what a sandbox is blamed on that is not its doing. It becomes the
+// cause of its end, unless a policy, a preemption or the platform itself ends it:
+// what the sandbox did since then may come of that.
 type Blame struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cause         string                 `protobuf:"bytes,1,opt,name=cause,proto3" json:"cause,omitempty"`

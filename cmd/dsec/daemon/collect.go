@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -50,19 +51,11 @@ func (a *agent) trim(ctx context.Context, s *settings, diskFull bool, log *slog.
 	if err == nil {
 		most, err = config.Bytes(s.Node.LayerCache, int64(st.Blocks)*st.Bsize)
 	}
-	var freed, left int64
+	var freed int64
 	if err == nil {
-		freed, left, err = a.store.Trim(ctx, most, a.layers.demand.letGo)
-	}
-	if err == nil && diskFull {
-		var more int64
-		more, left, err = a.store.Trim(ctx, max(0, left-fullFrees), a.layers.demand.letGo)
-		freed += more
-	}
-	if err == nil {
-		if err = a.loader.Room(ctx, max(0, most-left)); dsec.ClassOf(err) == dsec.Unavailable { // the next one asks
-			err = nil
-		}
+		freed, err = oneTrim{most: most, trim: func(ctx context.Context, most int64) (int64, int64, error) {
+			return a.store.Trim(ctx, most, a.layers.demand.letGo)
+		}, room: a.loader.Room}.run(ctx, diskFull)
 	}
 	if freed > 0 {
 		log.Info("data of unused layers given back: they come again on demand", "bytes", freed)
@@ -70,6 +63,33 @@ func (a *agent) trim(ctx context.Context, s *settings, diskFull bool, log *slog.
 	if err != nil && ctx.Err() == nil {
 		log.Warn("keep the data of layers within node.layer_cache", "err", err)
 	}
+}
+
+// oneTrim trims once.
+type oneTrim struct {
+	most int64
+	trim func(ctx context.Context, most int64) (freed, used int64, err error) // used: 0 if it is not known
+	room func(ctx context.Context, left int64) error
+}
+
+// run tells what room there is also when not all could be given back: until it is
+// told, the loader keeps nothing and does not ask again.
+func (t oneTrim) run(ctx context.Context, diskFull bool) (freed int64, err error) {
+	freed, used, err := t.trim(ctx, t.most)
+	if err != nil && used == 0 {
+		return freed, err
+	}
+	if diskFull {
+		more, still, merr := t.trim(ctx, max(0, used-fullFrees))
+		freed += more
+		if err = errors.Join(err, merr); merr == nil || still > 0 {
+			used = still
+		}
+	}
+	if rerr := t.room(ctx, max(0, t.most-used)); dsec.ClassOf(rerr) != dsec.Unavailable { // the next one asks
+		err = errors.Join(err, rerr)
+	}
+	return freed, err
 }
 
 // trimAgain is how long after a trim the next one is at least.

@@ -35,10 +35,10 @@ type machine struct {
 	// for one command.
 	onDemand bool
 	loader   *loader.Client
-	whole    func(context.Context, layer.Digest)                        // all data of a layer are here
-	failed   func(context.Context, layer.Digest, time.Time, error) bool // a read of a layer is an error
-	ended    func(context.Context, layer.Digest, string)                // what a mount of it came by
-	short    func(ctx context.Context, diskFull bool)                   // something found no room
+	whole    func(context.Context, layer.Digest)        // all data of a layer are here
+	failed   func(context.Context, loader.Trouble) bool // a read of a layer is an error
+	ended    func(context.Context, loader.Ended) bool   // what a mount of it came by
+	short    func(ctx context.Context, diskFull bool)   // something found no room
 	order    func(context.Context, layer.Digest) []layer.Range
 	read     func(context.Context, layer.Digest, []layer.Range)
 }
@@ -89,6 +89,9 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			o := rootfs.Options{Keeper: m.hold, Log: log}
 			if m.loader != nil {
 				o.Devices = m.loader
+				o.Lives = func(ctx context.Context, d layer.Digest, session string) (bool, error) {
+					return loader.IsKept(ctx, m.hold, d, session)
+				}
 			}
 			m.mounts, err = rootfs.Open(ctx, o)
 			return err

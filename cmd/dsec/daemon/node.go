@@ -38,8 +38,12 @@ type agent struct {
 	layers *layers
 	blobs  *stack.Store
 	node   *node.Node
-	opened chan struct{} // closed when store and node are
-	shorts chan bool     // the loader found no room; true: the disk is full
+
+	opened  chan struct{} // closed when store and node are
+	begun   time.Time     // that was; set before
+	closing chan struct{} // closed before they are closed
+	shorts  chan bool     // the loader found no room; true: the disk is full
+
 	counts *prometheus.Registry
 }
 
@@ -49,7 +53,7 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 		return nil, err
 	}
 	// First, because the hold must not inherit the credentials.
-	a.onDemand, a.opened, a.shorts = true, make(chan struct{}), make(chan bool, 1)
+	a.onDemand, a.opened, a.closing, a.shorts = true, make(chan struct{}), make(chan struct{}), make(chan bool, 1)
 	a.whole, a.failed, a.ended, a.short = a.promote, a.noteFailure, a.noteEnd, a.noteShort
 	a.order, a.read = a.ahead, a.record
 	steps := append([]lifecycle.Step{a.openBlobs(s, log)}, a.steps(s, log)...)
@@ -71,12 +75,14 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 			a.node, err = node.New(c)
 			return err
 		}, Undo: func(context.Context) error { return a.node.Close() }},
+		lifecycle.Step{Name: "listen", Do: func(ctx context.Context) error {
+			a.blameLost(ctx)
+			a.begun = time.Now()
+			close(a.opened)
+			return nil
+		}, Undo: func(context.Context) error { close(a.closing); return nil }},
 	)
-	stack, err := lifecycle.Open(ctx, "agent", steps...)
-	if err == nil {
-		close(a.opened)
-	}
-	return stack, err
+	return lifecycle.Open(ctx, "agent", steps...)
 }
 
 func imageOptions(s *settings) image.Options {
@@ -100,7 +106,7 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	if err := a.counts.Register(blobCounts{a.blobs}); err != nil {
 		return node.Config{}, dsec.E(dsec.Internal, "register metrics", "blobs", err)
 	}
-	if err := a.counts.Register(throughCounts{a.loader}); err != nil {
+	if err := a.counts.Register(uncachedCounts{a.loader}); err != nil {
 		return node.Config{}, dsec.E(dsec.Internal, "register metrics", "loader", err)
 	}
 	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,

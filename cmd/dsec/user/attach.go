@@ -29,7 +29,7 @@ type ran struct {
 	Status   process.Status   `json:"status"`
 	ExitCode int              `json:"exit_code"`
 	OOM      bool             `json:"oom"`
-	Blame    dsec.Cause       `json:"blame,omitempty"` // what its end is put down to
+	Blame    dsec.Cause       `json:"blame,omitempty"` // what its sandbox was blamed on when it ended
 	Wall     time.Duration    `json:"wall"`
 	CPU      time.Duration    `json:"cpu"`
 	Output   map[string]int64 `json:"output"` // bytes written
@@ -135,7 +135,7 @@ func (a *attached) ended(r process.Result) error {
 		say("ran out of memory: limit %s, peak %s", size(r.OOMLimit), size(r.OOMPeak))
 	}
 	if r.Blame != "" {
-		say("may have met an error of the platform (%s): dsec why tells which", r.Blame)
+		say("is blamed on %s: dsec why says what happened", r.Blame)
 	}
 	switch r.Status {
 	case process.TimedOut:

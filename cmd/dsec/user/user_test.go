@@ -215,7 +215,7 @@ func TestWhySaysWhatItWillEndAs(t *testing.T) {
 	if err := told.print(&b); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"infra_image, for what happened", "drop from the loss: true", "connection refused", "exited 1, put down to infra_image"} {
+	for _, want := range []string{"infra_image, which it is blamed on since", "drop from the loss: true", "connection refused", "exited 1, blamed on infra_image"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("lacks %q:\n%s", want, b.String())
 		}

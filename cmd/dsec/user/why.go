@@ -110,7 +110,7 @@ func (t told) print(w io.Writer) error {
 		}
 	}
 	if b := sb.Blame; b != nil && sb.Result == nil {
-		p.line("will end", fmt.Sprintf("%s, for what happened %s; drop from the loss: %v", b.Cause, ago(b.Since), t.Mask))
+		p.line("will end", fmt.Sprintf("%s, which it is blamed on since %s; drop from the loss: %v", b.Cause, ago(b.Since), t.Mask))
 		for _, e := range b.Evidence {
 			p.line("evidence", e)
 		}
@@ -207,7 +207,7 @@ func ending(r process.Result) string {
 		how += ", out of memory at " + size(r.OOMLimit)
 	}
 	if r.Blame != "" {
-		how += ", put down to " + string(r.Blame)
+		how += ", blamed on " + string(r.Blame)
 	}
 	return how + fmt.Sprintf(", %s, %s of output", span(r.Wall), size(r.Stdout.Total+r.Stderr.Total))
 }

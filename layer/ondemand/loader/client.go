@@ -25,17 +25,20 @@ type Config struct {
 	// Mechanism of new mounts; default FUSE.
 	Mechanism string
 
-	// Whole is called when all data of a layer are here, durably; Failed when
-	// reads of one will be answered with an error, of which the first failed at
-	// that time. The readers are told when it returns true: when it is written
-	// down who may be one. If it does not, the next agent is told. They may be
-	// called concurrently.
-	Whole  func(context.Context, layer.Digest)
-	Failed func(ctx context.Context, d layer.Digest, at time.Time, err error) bool
+	// Whole is called when all data of a layer are here, durably.
+	Whole func(context.Context, layer.Digest)
+
+	// Failed is called when reads of a layer will be answered with an error. It
+	// returns true when it is written down, durably, who may have been told: the
+	// readers are told then. If it returns false it is called again a little later,
+	// or by the next agent. It may be called concurrently, and again for the same.
+	Failed func(context.Context, Trouble) bool
 
 	// Ended is called when what a device came by (rootfs.Device.Session) has
 	// ended: the kernel has let go of the mount, or nobody can read it any more.
-	Ended func(ctx context.Context, d layer.Digest, session string)
+	// What is kept of it is dropped when it returns true; if it returns false it is
+	// called again a little later, or by the next agent.
+	Ended func(context.Context, Ended) bool
 
 	// Short is called when a loader has come, and when something found no room
 	// to be kept, on the disk or within what Room has said, which is to be told
@@ -51,6 +54,21 @@ type Config struct {
 	Window time.Duration
 }
 
+// Trouble is that reads of a layer fail.
+type Trouble struct {
+	Layer   layer.Digest
+	Session string    // the rootfs.Device.Session in which they do; "": any of those that read the layer
+	At      time.Time // none that this speaks of failed before
+	Err     error     // of the last one, or of one that is worse
+}
+
+// Ended is that a session has ended.
+type Ended struct {
+	Layer   layer.Digest
+	Session string // rootfs.Device.Session
+	At      time.Time
+}
+
 // Client hands layers to a loader, and to the one after it.
 type Client struct {
 	c Config
@@ -64,12 +82,14 @@ type Client struct {
 	held    *os.File   // the group, once there is one
 
 	mu      sync.Mutex
-	conn    *conn // nil: not connected
+	conn    *conn     // nil: not connected
+	since   time.Time // that of the connection, or of the last one
 	next    uint64
 	waiting map[uint64]chan frame
 	serial  int
 	lives   map[layer.Digest]*life // of layers that were mounted
 	ended   chan struct{}          // closed, and made anew, when a session was forgotten
+	ending  map[string]bool        // sessions that have ended and are not forgotten yet
 }
 
 // life is the time between the first mount of a layer and that nobody has it any
@@ -85,7 +105,8 @@ func Open(ctx context.Context, c Config) (*Client, error) {
 	if c.Window == 0 {
 		c.Window = 2*time.Minute + 10*time.Second
 	}
-	cl := &Client{c: c, done: make(chan struct{}), waiting: map[uint64]chan frame{}, lives: map[layer.Digest]*life{}, ended: make(chan struct{})}
+	cl := &Client{c: c, done: make(chan struct{}), waiting: map[uint64]chan frame{}, lives: map[layer.Digest]*life{},
+		ended: make(chan struct{}), ending: map[string]bool{}}
 	names, err := c.Keeper.Names(ctx, prefix)
 	if err != nil {
 		return nil, err
@@ -107,19 +128,32 @@ func (c *Client) Close() error {
 	return nil
 }
 
+// How long the client waits before it connects again: its successor needs a
+// moment. One of another version ends every connection at once.
+const (
+	leastWait = 50 * time.Millisecond
+	mostWait  = time.Second
+)
+
 // run keeps a connection until Close.
 func (c *Client) run() {
 	defer close(c.done)
+	wait := leastWait
 	for c.ctx.Err() == nil {
+		begun := time.Now()
 		err := c.talk()
 		if c.ctx.Err() != nil {
 			return
 		}
 		c.c.Log.Warn("connection to the loader", "err", err)
+		if time.Since(begun) > mostWait {
+			wait = leastWait
+		}
 		select {
-		case <-time.After(50 * time.Millisecond): // its successor needs a moment
+		case <-time.After(wait):
 		case <-c.ctx.Done():
 		}
+		wait = min(2*wait, mostWait)
 	}
 }
 
@@ -134,7 +168,7 @@ func (c *Client) talk() error {
 	defer uc.Close()
 	me := &conn{c: uc}
 	c.mu.Lock()
-	c.conn = me
+	c.conn, c.since = me, time.Now()
 	c.mu.Unlock()
 	ended := make(chan error, 1)
 	go func() {
@@ -198,22 +232,13 @@ func (c *Client) told(f frame) {
 			c.c.Whole(c.ctx, f.Digest)
 		}
 	case opTrouble:
-		if c.c.Failed != nil && !c.c.Failed(c.ctx, f.Digest, f.At, f.err()) {
-			return
-		}
-		if _, err := c.ask(c.ctx, frame{Op: opNoted, Digest: f.Digest, Number: f.Number}); err != nil && c.ctx.Err() == nil {
-			c.c.Log.Warn("tell the loader that a failed read is noted", "layer", f.Digest, "err", err)
-		}
+		c.troubled(&f)
 	case opShort:
 		if c.c.Short != nil {
 			c.c.Short(c.ctx, f.Full)
 		}
 	case opEnded:
-		c.Note(f.Digest)
-		if c.c.Ended != nil {
-			c.c.Ended(c.ctx, f.Digest, numberOf(f.Session))
-		}
-		c.forget(f.Session, f.Digest)
+		c.sessionEnded(&f)
 	}
 }
 
@@ -259,7 +284,7 @@ func (c *Client) ask(ctx context.Context, f frame) (frame, error) {
 func (c *Client) Fetch(ctx context.Context, d layer.Digest, ranges []layer.Range) error {
 	f := frame{Op: opFetch, Digest: d}
 	if ranges != nil {
-		x, err := rangesFile(ranges)
+		x, err := listFile(ranges)
 		if err != nil {
 			return dsec.E(dsec.Internal, "fetch layer", string(d), err)
 		}
@@ -276,27 +301,35 @@ func (c *Client) Trace(ctx context.Context, d layer.Digest) ([]layer.Range, erro
 	if err != nil {
 		return nil, err
 	}
+	return listOf[layer.Range](&a)
+}
+
+// listOf is the list in an answer, which it closes.
+func listOf[T any](a *frame) ([]T, error) {
 	defer a.close()
 	if len(a.files) != 1 {
-		return nil, dsec.Errorf(dsec.Internal, "read trace", string(d), "%d descriptors", len(a.files))
+		return nil, dsec.Errorf(dsec.Internal, "read answer of the loader", string(a.Op), "%d descriptors", len(a.files))
 	}
-	rs, err := readRanges(a.files[0])
+	list, err := readList[T](a.files[0])
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, "read trace", string(d), err)
+		return nil, dsec.E(dsec.Internal, "read answer of the loader", string(a.Op), err)
 	}
-	return rs, nil
+	return list, nil
 }
 
 // PID of the loader; Unavailable if none runs.
 func (c *Client) PID(ctx context.Context) (int, error) {
-	a, err := c.ask(ctx, frame{Op: opHello})
+	a, err := c.ask(ctx, frame{Op: opCounts})
 	return a.PID, err
 }
 
 // Status of all layers that are served.
 func (c *Client) Status(ctx context.Context) ([]Status, error) {
 	a, err := c.ask(ctx, frame{Op: opStatus})
-	return a.Layers, err
+	if err != nil {
+		return nil, err
+	}
+	return listOf[Status](&a)
 }
 
 // Room says how many bytes more the loader may keep of what is read by FUSE. What
@@ -306,11 +339,11 @@ func (c *Client) Room(ctx context.Context, left int64) error {
 	return err
 }
 
-// Through is what the loader has answered without keeping it.
-func (c *Client) Through(ctx context.Context) (ondemand.Through, error) {
-	a, err := c.ask(ctx, frame{Op: opStatus})
-	if err != nil || a.Through == nil {
-		return ondemand.Through{}, err
+// Uncached is what the loader has answered without keeping it.
+func (c *Client) Uncached(ctx context.Context) (ondemand.Uncached, error) {
+	a, err := c.ask(ctx, frame{Op: opCounts})
+	if err != nil || a.Uncached == nil {
+		return ondemand.Uncached{}, err
 	}
-	return *a.Through, nil
+	return *a.Uncached, nil
 }

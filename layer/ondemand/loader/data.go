@@ -40,18 +40,19 @@ func (w whole) Close() error                             { return w.f.Close() }
 // failed.
 type reader struct {
 	data
-	s *Server
-	x *served
+	s       *Server
+	x       *served
+	session string // "" by events: all who have the layer read one file
 }
 
 func (r reader) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n, err := r.data.ReadAt(ctx, p, off)
-	r.s.failed(ctx, r.x, err)
+	r.s.failed(ctx, r.x, r.session, err)
 	return n, err
 }
 
 func (r reader) Ensure(ctx context.Context, off, n int64) error {
 	err := r.data.Ensure(ctx, off, n)
-	r.s.failed(ctx, r.x, err)
+	r.s.failed(ctx, r.x, r.session, err)
 	return err
 }

@@ -50,7 +50,7 @@ func (s *Server) findFile(dev, ino uint64) precontent.Source {
 	x := s.files[fileID{dev, ino}]
 	s.mu.Unlock()
 	if x != nil {
-		return reader{x.data, s, x}
+		return reader{data: x.data, s: s, x: x}
 	}
 	select {
 	case <-s.ready:
@@ -62,12 +62,12 @@ func (s *Server) findFile(dev, ino uint64) precontent.Source {
 	if dev == 0 && ino == 0 {
 		var all precontent.All
 		for _, x := range s.files {
-			all = append(all, reader{x.data, s, x})
+			all = append(all, reader{data: x.data, s: s, x: x})
 		}
 		return all
 	}
 	if x = s.files[fileID{dev, ino}]; x == nil {
 		return nil
 	}
-	return reader{x.data, s, x}
+	return reader{data: x.data, s: s, x: x}
 }

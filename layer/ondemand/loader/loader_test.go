@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -196,7 +197,7 @@ func TestWithoutALoader(t *testing.T) {
 
 func FuzzFrame(f *testing.F) {
 	for _, x := range []frame{{V: version, ID: 1, Op: opHello}, {V: version, Op: opServe, Digest: "sha256:" + layer.Digest(strings.Repeat("0a", 32)), Whole: true, Size: 5},
-		{V: version, Op: opTrouble, Error: &trouble{Class: dsec.Corrupt, Text: "x"}}} {
+		{V: version, Op: opTrouble, Error: &trouble{Class: dsec.Corrupt, Text: "x"}, Session: "ondemand/0a/1", Number: 3, Generation: 1 << 63, At: time.Unix(1, 0).UTC()}, {V: 1, Op: opHello}} {
 		b, err := json.Marshal(x)
 		if err != nil {
 			f.Fatal(err)
@@ -208,13 +209,19 @@ func FuzzFrame(f *testing.F) {
 		if x.decode(b) != nil {
 			return
 		}
+		if x.V != version {
+			t.Errorf("accepted version %d", x.V)
+		}
+		if err := x.err(); err != nil && (len(err.Error()) > maxText+200 || !slices.Contains(dsec.Classes, dsec.ClassOf(err))) {
+			t.Errorf("accepted the error %v", err)
+		}
 		for _, d := range []layer.Digest{x.Digest, x.Table} {
 			if _, err := layer.ParseDigest(string(d)); d != "" && err != nil {
 				t.Errorf("accepted %q", d)
 			}
 		}
 		s := NewServer(Options{})
-		defer s.stop()
+		defer s.stop(nil)
 		if x.Op == opServe || x.Op == opEvents { // without descriptors
 			if err := s.serve(&x); err == nil {
 				t.Error("serves nothing")

@@ -36,12 +36,13 @@ type Server struct {
 	room  *ondemand.Room
 
 	ctx  context.Context
-	stop context.CancelFunc
+	stop context.CancelCauseFunc
 	work sync.WaitGroup
 
 	mu      sync.Mutex
 	agent   *conn
 	layers  map[layer.Digest]*served
+	failing map[failing]*troubles
 	files   map[fileID]*served // of layers whose reads come as events
 	ready   chan struct{}      // closed when an agent has handed over all it has
 	isReady bool
@@ -55,10 +56,10 @@ type fileID struct{ dev, ino uint64 }
 type served struct {
 	digest   layer.Digest
 	data     data
-	l        *ondemand.Layer // data, unless the layer was whole when it came
-	sessions map[string]bool // true: by events, which does not end by itself
-	trouble  troubles
-	said     time.Time // when the last one was logged
+	l        *ondemand.Layer      // data, unless the layer was whole when it came
+	sessions map[string]bool      // true: by events, which does not end by itself
+	ended    map[string]time.Time // sessions that did, until the layer is let go
+	said     time.Time            // when the last failed read was logged
 }
 
 // NewServer serves nothing yet.
@@ -72,23 +73,29 @@ func NewServer(o Options) *Server {
 	if o.NoteWithin == 0 {
 		o.NoteWithin = noteWithin
 	}
-	s := &Server{opts: o, lanes: ondemand.NewLanes(o.Lanes), layers: map[layer.Digest]*served{}, files: map[fileID]*served{}, ready: make(chan struct{})}
+	s := &Server{opts: o, lanes: ondemand.NewLanes(o.Lanes), layers: map[layer.Digest]*served{}, failing: map[failing]*troubles{}, files: map[fileID]*served{}, ready: make(chan struct{})}
 	s.room = ondemand.NewRoom(func(diskFull bool) { go s.tell(frame{Op: opShort, Full: diskFull}) })
-	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	return s
 }
 
 // Run accepts agents, one after the other, until the listener is closed. What
 // is served is served on without one. Then it ends without an answer to reads
-// that wait: who runs next finds them.
+// that wait: who runs next finds them. With an agent of another version it ends,
+// too, with an error: its supervisor starts another.
 func (s *Server) Run(l *net.UnixListener) error {
 	s.work.Go(s.watch)
 	defer func() {
-		s.stop()
+		s.stop(nil)
 		s.work.Wait()
 	}()
+	stop := context.AfterFunc(s.ctx, func() { _ = l.SetDeadline(time.Unix(1, 0)) }) // others have the listener too
+	defer stop()
 	for {
 		c, err := l.AcceptUnix()
+		if s.ctx.Err() != nil && err != nil {
+			return context.Cause(s.ctx)
+		}
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
@@ -108,7 +115,7 @@ func (s *Server) adopt(c *conn) {
 	s.agent = c
 	s.mu.Unlock()
 	s.work.Go(func() {
-		defer c.c.Close()
+		defer s.leave(c)
 		stop := context.AfterFunc(s.ctx, func() { _ = c.c.Close() })
 		defer stop()
 		buf := make([]byte, maxFrame)
@@ -118,6 +125,11 @@ func (s *Server) adopt(c *conn) {
 				if s.ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
 					s.opts.Log.Warn("connection to the agent", "err", err)
 				}
+				if errors.Is(err, errVersion) {
+					err = dsec.E(dsec.Unsupported, "serve agent", "", err)
+					_ = c.send(frame{Op: opHello, Error: troubleOf(err)}) // for its log
+					s.stop(err)
+				}
 				return
 			}
 			s.handle(c, f)
@@ -125,12 +137,23 @@ func (s *Server) adopt(c *conn) {
 	})
 }
 
+// leave lets go of an agent.
+func (s *Server) leave(c *conn) {
+	_ = c.c.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.agent == c {
+		s.agent = nil
+	}
+}
+
 // handle answers a request. Only fetches take time.
 func (s *Server) handle(c *conn, f frame) {
 	answer := frame{ID: f.ID, Op: f.Op}
 	switch f.Op {
 	case opHello:
-		answer.PID, answer.Names, answer.Events = os.Getpid(), s.sessions(), s.answering()
+		answer.Events = s.answering()
+		answer.give(s.sessions())
 	case opServe:
 		answer.Error = troubleOf(s.serve(&f))
 	case opEvents:
@@ -144,30 +167,34 @@ func (s *Server) handle(c *conn, f frame) {
 		s.mu.Unlock()
 		s.tellAgain()
 	case opNoted:
-		s.noted(f.Digest, f.Number)
+		s.noted(&f)
 	case opRoom:
 		s.room.SetLeft(f.Left)
+	case opCounts:
+		uncached := s.room.Uncached()
+		answer.PID, answer.Uncached = os.Getpid(), &uncached
 	case opStatus:
-		through := s.room.Through()
-		answer.Layers, answer.Through = s.status(), &through
+		answer.give(s.status())
 	case opFetch:
 		s.work.Go(func() {
 			answer.Error = troubleOf(s.fetch(&f))
 			f.close()
-			_ = c.send(answer)
+			_ = c.answer(answer)
 		})
 		return
 	case opTrace:
-		var err error
-		answer.files, err = s.trace(f.Digest)
-		answer.Error = troubleOf(err)
+		if l, err := s.find("read trace", f.Digest); err != nil {
+			answer.Error = troubleOf(err)
+		} else {
+			answer.give(l.Trace())
+		}
 	case opLet:
 		answer.Error = troubleOf(s.let(&f))
 	default:
 		answer.Error = troubleOf(dsec.Errorf(dsec.Unsupported, "ask the loader", string(f.Op), "it does not know that"))
 	}
 	f.close()
-	_ = c.send(answer) // an agent that is gone asks again
+	_ = c.answer(answer) // an agent that is gone asks again
 	answer.close()
 }
 
@@ -242,7 +269,7 @@ func (s *Server) serve(f *frame) error {
 	f.files[fileDev], f.files[fileJournal] = nil, nil
 	name, digest := f.Session, f.Digest
 	s.work.Go(func() {
-		err := fuse.Serve(s.ctx, dev, journal, reader{x.data, s, x})
+		err := fuse.Serve(s.ctx, dev, journal, reader{data: x.data, s: s, x: x, session: name})
 		_ = dev.Close()
 		_ = journal.Close()
 		if s.ctx.Err() != nil {
@@ -253,15 +280,20 @@ func (s *Server) serve(f *frame) error {
 		}
 		s.mu.Lock()
 		delete(x.sessions, name)
+		at, again := x.ended[name]
+		if !again {
+			at = time.Now()
+			x.ended[name] = at
+		}
 		s.mu.Unlock()
-		s.tell(frame{Op: opEnded, Session: name, Digest: digest})
+		s.tell(frame{Op: opEnded, Session: name, Digest: digest, At: at})
 	})
 	return nil
 }
 
 // newServed is a layer without a session; the descriptors it takes are nil then.
 func (s *Server) newServed(f *frame) (*served, error) {
-	x := &served{digest: f.Digest, sessions: map[string]bool{}}
+	x := &served{digest: f.Digest, sessions: map[string]bool{}, ended: map[string]time.Time{}}
 	if f.Whole {
 		x.data, f.files[fileData] = whole{f.files[fileData], f.Size}, nil
 		return x, nil
@@ -321,23 +353,11 @@ func (s *Server) fetch(f *frame) error {
 	if len(f.files) == 0 {
 		return l.Fill(s.ctx)
 	}
-	ranges, err := readRanges(f.files[0])
+	ranges, err := readList[layer.Range](f.files[0])
 	if err != nil {
 		return dsec.E(dsec.Invalid, "fetch layer", string(f.Digest), err)
 	}
 	return l.Prefetch(s.ctx, ranges)
-}
-
-func (s *Server) trace(d layer.Digest) ([]*os.File, error) {
-	l, err := s.find("read trace", d)
-	if err != nil {
-		return nil, err
-	}
-	f, err := rangesFile(l.Trace())
-	if err != nil {
-		return nil, dsec.E(dsec.Internal, "read trace", string(d), err)
-	}
-	return []*os.File{f}, nil
 }
 
 // let closes a layer that nobody reads any more. Sessions by events end here, the

@@ -278,8 +278,12 @@ func (c *Client) handOver() error {
 	if err != nil {
 		return err
 	}
+	served, err := listOf[string](&hello)
+	if err != nil {
+		return err
+	}
 	serves := map[string]bool{}
-	for _, n := range hello.Names {
+	for _, n := range served {
 		serves[n] = true
 	}
 	names, err := c.c.Keeper.Names(c.ctx, prefix)

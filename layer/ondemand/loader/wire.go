@@ -1,11 +1,14 @@
 package loader
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,9 +22,13 @@ import (
 
 // The protocol, see docs/formats/loader.md.
 const (
-	version  = 1
-	maxFrame = 256 << 10
+	version  = 2
+	maxFrame = 64 << 10
 	maxFiles = 8
+	maxText  = 2 << 10 // of an error
+	// sendWithin is how long the other end may leave a message unread that finds
+	// no room before it. Then the connection ends.
+	sendWithin = 10 * time.Second
 )
 
 // op is what a frame asks for, or, from the loader, tells.
@@ -38,6 +45,7 @@ const (
 	opLet    op = "let"    // a layer of which no session is left
 	opNoted  op = "noted"  // a trouble is written down
 	opRoom   op = "room"   // what may still be kept
+	opCounts op = "counts" // of the whole loader
 
 	opShort   op = "short"   // something found no room
 	opDone    op = "done"    // all data of a layer are here
@@ -50,22 +58,22 @@ type frame struct {
 	V       int          `json:"v"`
 	ID      uint64       `json:"id,omitempty"` // of a request, and of its answer; 0: told
 	Op      op           `json:"op"`
-	Error   *trouble     `json:"error,omitempty"` // of an answer
-	Session string       `json:"session,omitempty"`
+	Error   *trouble     `json:"error,omitempty"`   // of an answer
+	Session string       `json:"session,omitempty"` // of a trouble: "" if it is not known in which
 	Digest  layer.Digest `json:"digest,omitempty"`
-	Names   []string     `json:"names,omitempty"`
-	Whole   bool         `json:"whole,omitempty"` // of a serve: data alone, with nothing missing
-	Size    int64        `json:"size,omitempty"`  // then: of the data
-	Table   layer.Digest `json:"table,omitempty"` // of the chunks of its data
-	Layers  []Status     `json:"layers,omitempty"`
+	Whole   bool         `json:"whole,omitempty"`  // of a serve: data alone, with nothing missing
+	Size    int64        `json:"size,omitempty"`   // then: of the data
+	Table   layer.Digest `json:"table,omitempty"`  // of the chunks of its data
 	Events  bool         `json:"events,omitempty"` // of hello: a group is being answered; of let: all sessions by events end
 	PID     int          `json:"pid,omitempty"`
-	Number  uint64       `json:"number,omitempty"` // of a trouble: failed reads it speaks of; of noted: the same
-	At      time.Time    `json:"at,omitzero"`      // of a trouble: when the first of them failed
 
-	Left    int64             `json:"left,omitempty"`    // of room: bytes
-	Full    bool              `json:"full,omitempty"`    // of short: the disk is
-	Through *ondemand.Through `json:"through,omitempty"` // of status
+	Number     uint64    `json:"number,omitempty"`     // of a trouble: failed reads it speaks of; of noted: the same, 0 if it was not taken
+	Generation uint64    `json:"generation,omitempty"` // of a trouble and of noted: what the number counts
+	At         time.Time `json:"at,omitzero"`          // of a trouble: when the first of them failed; of ended
+
+	Left     int64              `json:"left,omitempty"`     // of room: bytes
+	Full     bool               `json:"full,omitempty"`     // of short: the disk is
+	Uncached *ondemand.Uncached `json:"uncached,omitempty"` // of counts
 
 	files []*os.File
 }
@@ -80,14 +88,26 @@ func troubleOf(err error) *trouble {
 	if err == nil {
 		return nil
 	}
-	return &trouble{Class: dsec.ClassOf(err), Text: err.Error()}
+	return &trouble{Class: dsec.ClassOf(err), Text: cut(err.Error())}
+}
+
+// cut bounds the text of an error: it may have in it what a store answered.
+func cut(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxText-len("…")], "") + "…"
 }
 
 func (f *frame) err() error {
 	if f.Error == nil {
 		return nil
 	}
-	return dsec.E(f.Error.Class, "ask the loader", string(f.Op), errors.New(f.Error.Text))
+	class := f.Error.Class
+	if !slices.Contains(dsec.Classes, class) {
+		class = dsec.Internal
+	}
+	return dsec.E(class, "ask the loader", string(f.Op), errors.New(cut(f.Error.Text)))
 }
 
 func (f *frame) close() {
@@ -99,11 +119,16 @@ func (f *frame) close() {
 
 // conn sends and receives frames over a SEQPACKET connection.
 type conn struct {
-	c  *net.UnixConn
-	mu sync.Mutex // of writes
+	c      *net.UnixConn
+	within time.Duration // of a write; 0: sendWithin
+	mu     sync.Mutex    // of writes
 }
 
-// send sends a frame; the descriptors in it stay the caller's.
+// errTooLarge is why a message was not sent.
+var errTooLarge = errors.New("message is too large")
+
+// send sends a frame; the descriptors in it stay the caller's. Another end that
+// takes nothing for too long is given up.
 func (c *conn) send(f frame) error {
 	f.V = version
 	b, err := json.Marshal(f)
@@ -111,7 +136,7 @@ func (c *conn) send(f frame) error {
 		return err
 	}
 	if len(b) > maxFrame {
-		return fmt.Errorf("message of %d bytes, at most %d", len(b), maxFrame)
+		return fmt.Errorf("%w: %d bytes, at most %d", errTooLarge, len(b), maxFrame)
 	}
 	var oob []byte
 	if len(f.files) > 0 {
@@ -123,7 +148,13 @@ func (c *conn) send(f frame) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := c.c.SetWriteDeadline(time.Now().Add(cmp.Or(c.within, sendWithin))); err != nil {
+		return err
+	}
 	_, _, err = c.c.WriteMsgUnix(b, oob, nil)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		_ = c.c.Close() // who waits for it to be read would do so for ever
+	}
 	return err
 }
 
@@ -166,12 +197,31 @@ func (c *conn) recv(buf []byte) (frame, error) {
 	return f, err
 }
 
+// answer is send, of an error if what was asked for is too large to be sent: who
+// asked waits for something.
+func (c *conn) answer(f frame) error {
+	err := c.send(f)
+	if errors.Is(err, errTooLarge) || errors.Is(err, unix.EMSGSIZE) {
+		err = c.send(frame{ID: f.ID, Op: f.Op, Error: troubleOf(dsec.E(dsec.Internal, "answer the agent", string(f.Op), err))})
+	}
+	return err
+}
+
+// errVersion is that the other end is of another program.
+var errVersion = errors.New("other protocol version")
+
 func (f *frame) decode(b []byte) error {
-	if err := json.Unmarshal(b, f); err != nil {
+	var of struct {
+		V int `json:"v"`
+	}
+	if err := json.Unmarshal(b, &of); err != nil {
 		return err
 	}
-	if f.V != version {
-		return fmt.Errorf("protocol version %d, this program speaks %d", f.V, version)
+	if of.V != version {
+		return fmt.Errorf("%w: %d, this program speaks %d", errVersion, of.V, version)
+	}
+	if err := json.Unmarshal(b, f); err != nil {
+		return err
 	}
 	for _, d := range []layer.Digest{f.Digest, f.Table} {
 		if d == "" {
@@ -184,24 +234,37 @@ func (f *frame) decode(b []byte) error {
 	return nil
 }
 
-// maxRanges bounds a list of ranges on its way, in bytes.
-const maxRanges = 8 << 20
+// maxList bounds a list on its way, in bytes.
+const maxList = 8 << 20
 
-// rangesFile is a list of ranges in memory.
-func rangesFile(rs []layer.Range) (*os.File, error) {
-	b, err := json.Marshal(rs)
+// listFile is a list in memory: of ranges, names or layers.
+func listFile(list any) (*os.File, error) {
+	b, err := json.Marshal(list)
 	if err != nil {
 		return nil, err
 	}
-	return linux.SealedFile("ranges", b)
+	if len(b) > maxList {
+		return nil, fmt.Errorf("%w: list of %d bytes, at most %d", errTooLarge, len(b), maxList)
+	}
+	return linux.SealedFile("list", b)
 }
 
-func readRanges(f *os.File) (rs []layer.Range, err error) {
-	b, err := readWhole(f, maxRanges)
+// give puts a list into an answer, or why there is none.
+func (f *frame) give(list any) {
+	x, err := listFile(list)
+	if err != nil {
+		f.Error = troubleOf(dsec.E(dsec.Internal, "answer the agent", string(f.Op), err))
+		return
+	}
+	f.files = []*os.File{x}
+}
+
+func readList[T any](f *os.File) (list []T, err error) {
+	b, err := readWhole(f, maxList)
 	if err != nil {
 		return nil, err
 	}
-	return rs, json.Unmarshal(b, &rs)
+	return list, json.Unmarshal(b, &list)
 }
 
 // readWhole reads a file that was handed over and is of at most so many bytes.

@@ -26,8 +26,8 @@ func full(t *testing.T, m Mechanism, o *Origin) {
 	if err := fill(ballast); err != nil {
 		t.Fatal(err)
 	}
-	if m.Through {
-		x.readsThrough()
+	if m.Uncached {
+		x.readsUncached()
 	} else {
 		x.fails(dsec.NoSpace)
 	}
@@ -53,7 +53,7 @@ func full(t *testing.T, m Mechanism, o *Origin) {
 	}
 }
 
-func (x *Machine) readsThrough() {
+func (x *Machine) readsUncached() {
 	x.t.Helper()
 	for _, mapped := range []bool{false, true} {
 		if err := x.Read(reading{Mapped: mapped}); err != nil {
@@ -65,7 +65,7 @@ func (x *Machine) readsThrough() {
 		x.t.Fatal(err)
 	}
 	s := x.ask(command{})
-	if s.Complete || s.Stats.Failures > 0 || s.Through.Reads == 0 || s.Through.Bytes < s.Size/2 || st.Blocks*512 > s.Size/2 {
+	if s.Complete || s.Stats.Failures > 0 || s.Uncached.Reads == 0 || s.Uncached.Bytes < s.Size/2 || st.Blocks*512 > s.Size/2 {
 		x.t.Errorf("on a full disk, with %d blocks: %+v", st.Blocks, s)
 	}
 }

@@ -16,7 +16,7 @@ func Mechanisms() []Mechanism { return []Mechanism{overFUSE, byEvents, throughLo
 
 var overFUSE = Mechanism{
 	Name:      "fuse",
-	Through:   true,
+	Uncached:  true,
 	Supported: func(string) error { return nil },
 	Attach: func(*os.File) (Attached, error) {
 		dev, mount, err := fuse.Mount()

@@ -49,8 +49,8 @@ type Mechanism struct {
 	// Stays says that what is mounted is good without a server when the layer is
 	// whole, after Whole.
 	Stays bool
-	// Through says that what there is no room for on the disk can be read.
-	Through bool
+	// Uncached says that what there is no room for on the disk can be read.
+	Uncached bool
 	// Loops says that a layer is mounted through loop devices.
 	Loops bool
 }
@@ -134,7 +134,7 @@ func serve(raw []byte) error {
 		if m.Name != o.Mechanism {
 			continue
 		}
-		if !m.Through {
+		if !m.Uncached {
 			l.KeepAll()
 		}
 		if err := m.Serve(ctx, files, data, l); err != nil && ctx.Err() == nil {
@@ -194,7 +194,7 @@ type said struct {
 	LastText string
 	Complete bool
 	Here     int // chunks
-	Through  ondemand.Through
+	Uncached ondemand.Uncached
 	Size     int64
 	Err      string
 }
@@ -221,7 +221,7 @@ func control(l *ondemand.Layer, broken *fault.Store, room *ondemand.Room) {
 			}
 		}
 		answer.Stats, answer.Complete, answer.Size = l.Stats(), l.Complete(), l.Size()
-		answer.Through = room.Through()
+		answer.Uncached = room.Uncached()
 		answer.Here, _ = l.Here()
 		if answer.Last = dsec.ClassOf(answer.Stats.Last); answer.Stats.Last != nil {
 			answer.LastText = answer.Stats.Last.Error()

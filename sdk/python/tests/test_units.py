@@ -37,12 +37,12 @@ def test_errors_mirror_the_classes_of_dsec_one_to_one() -> None:
     assert {n for n, c in names if errors.from_class(c).retryable_class} == wanted
 
 
-def test_a_failure_that_is_put_down_to_the_platform_is_an_error_of_its_own() -> None:
+def test_a_failure_that_is_blamed_on_the_platform_is_an_error_of_its_own() -> None:
     result = Result.from_wire("e1", {"status": "exited", "exit_code": 2, "blame": "infra_image"}, None, None)
     with pytest.raises(errors.CommandFailed) as failed:
         raise_for("sbox", result, True)
     e = pickle.loads(pickle.dumps(failed.value))
-    assert type(e) is errors.CommandBlamed and e.retryable and "exit code 2, put down to infra_image" in str(e) and e.result.blame == "infra_image"
+    assert type(e) is errors.CommandBlamed and not e.retryable and "exit code 2, blamed on infra_image" in str(e) and e.result.blame == "infra_image"
     raise_for("sbox", result, False)
     info = SandboxInfo.from_wire({"state": "running", "blame": {"cause": "infra_image", "evidence": ["layer x"]}})
     assert info.result is None and info.blame is not None

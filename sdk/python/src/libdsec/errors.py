@@ -108,6 +108,7 @@ class ExecTimeout(Timeout):
     """A command ran into its own timeout and was killed with all it started.
 
     ``result`` holds the partial output. Running it again is the caller's choice.
+    If ``result.blame`` is not empty, an error of the platform may be why.
     """
 
     retryable_class = False
@@ -170,7 +171,10 @@ class OutputLimit(DsecError):
 
 
 class OutputLimitExceeded(OutputLimit):
-    """``on_limit="kill"`` fired; ``result`` holds the kept part."""
+    """``on_limit="kill"`` fired; ``result`` holds the kept part.
+
+    If ``result.blame`` is not empty, an error of the platform may be why.
+    """
 
     def __init__(self, sandbox: str, result: Result) -> None:
         total = result.stdout.total + result.stderr.total
@@ -236,20 +240,17 @@ class CommandFailed(DsecError):
         if result.oom:
             how += ", out of memory"
         if result.blame:
-            how += f", put down to {result.blame}"
+            how += f", blamed on {result.blame}"
         super().__init__("exec", sandbox, f"{how}: {tail}" if tail else how)
         self.result = result
 
 
 class CommandBlamed(CommandFailed):
-    """``check=True``, the command failed, and that is put down to the platform: ``result.blame`` says to what.
+    """``check=True``, the command failed, and an error of the platform may be why (``result.blame``).
 
-    Its sandbox will end so, with ``mask``: another one is worth a try.
+    Do not train on it; try again in a new sandbox, with a new key. ``retryable``
+    is False: the same key gives the same result.
     """
-
-    def __init__(self, sandbox: str, result: Result) -> None:
-        super().__init__(sandbox, result)
-        self.retryable = True
 
 
 class SessionLost(DsecError):

@@ -200,9 +200,9 @@ class Result:
 
     ``status``: exited, timeout, killed, output_limit, lost. ``exit_code`` is
     128+signal when a signal ended it; with a status other than exited it means
-    nothing. ``oom``: the memory limit killed it or a child. ``blame`` is not empty
-    if the platform had failed its sandbox before it ended (``infra_image``: a read
-    of its layers was an error): what it did may come of that, whatever its exit code.
+    nothing. ``oom``: the memory limit killed it or a child. ``blame`` is what its
+    sandbox was blamed on when it ended (``infra_image``: a read of its layers was
+    an error), or empty: what it did may come of that, whatever its exit code.
     """
 
     exec_id: str
@@ -288,7 +288,10 @@ class SandboxResult:
 
 @dataclass(frozen=True)
 class Blame:
-    """What happened to a sandbox that is not its doing. It will be the cause of its end, whatever else ends it."""
+    """What a sandbox is blamed on that is not its doing.
+
+    It becomes the cause of its end, unless a policy, a preemption or the platform itself ends it.
+    """
 
     cause: str
     since: datetime | None

@@ -25,7 +25,16 @@ func (w *world) withToolkit() Sandbox {
 	return w.create(func(s *dsec.Spec) { s.Layers = []dsec.LayerRef{toolkit} })
 }
 
-func (w *world) layerFails() { w.LayerFailed(layer.DigestOf([]byte(toolkit)), time.Now(), errBroken) }
+func (w *world) layerFailed(at time.Time) error {
+	return w.LayerFailed(layer.DigestOf([]byte(toolkit)), at, errBroken)
+}
+
+func (w *world) layerFails() {
+	w.t.Helper()
+	if err := w.layerFailed(time.Now()); err != nil {
+		w.t.Fatal(err)
+	}
+}
 
 // wantBlamed: it ended as infra_image, and the evidence has both the error and
 // what it would have ended as.
@@ -136,7 +145,9 @@ func TestAnErrorThatIsToldLate(t *testing.T) {
 	if _, err := w.Stop(ctx, during.ID, dsec.CauseAgentTimeout, ""); err != nil {
 		t.Fatal(err)
 	}
-	w.LayerFailed(layer.DigestOf([]byte(toolkit)), at, errBroken)
+	if err := w.layerFailed(at); err != nil {
+		t.Fatal(err)
+	}
 	w.crash()
 	sb, err := w.Get(ctx, during.ID)
 	if err != nil {
