@@ -35,10 +35,10 @@ type machine struct {
 	// for one command.
 	onDemand bool
 	loader   *loader.Client
-	whole    func(context.Context, layer.Digest)                        // all data of a layer are here
+	whole    func(context.Context, layer.Digest)        // all data of a layer are here
 	failed   func(context.Context, loader.Trouble) bool // a read of a layer is an error
 	ended    func(context.Context, loader.Ended) bool   // what a mount of it came by
-	short    func(ctx context.Context, diskFull bool)                   // something found no room
+	short    func(ctx context.Context, diskFull bool)   // something found no room
 	order    func(context.Context, layer.Digest) []layer.Range
 	read     func(context.Context, layer.Digest, []layer.Range)
 }
