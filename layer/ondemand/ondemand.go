@@ -26,6 +26,7 @@ package ondemand
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -89,7 +90,8 @@ type Layer struct {
 type flight struct {
 	landed chan struct{} // closed when err is set
 	err    error
-	urgent *urgency // of the request it came with; nil: none was made
+	since  time.Time // when it was ordered; zero: it failed before
+	urgent *urgency  // of the request it came with; nil: none was made
 }
 
 // failure is told again to who asks at once.
@@ -220,6 +222,9 @@ func (l *Layer) ensure(caller context.Context, off, n int64) error {
 	ctx, cancel := context.WithTimeout(caller, l.opts.Deadline+time.Second)
 	defer cancel()
 	err := l.await(ctx, l.take(from, to))
+	for ctx.Err() == nil && joined(err, begun) {
+		err = l.await(ctx, l.takeAfresh(from, to))
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Stalls++
@@ -285,6 +290,8 @@ func (l *Layer) await(ctx context.Context, flights []*flight) error {
 		case <-f.landed:
 			if dsec.ClassOf(f.err) == dsec.NoSpace {
 				full = f.err
+			} else if dsec.ClassOf(f.err) == dsec.Timeout {
+				return &late{f}
 			} else if f.err != nil {
 				return f.err
 			}
@@ -293,6 +300,19 @@ func (l *Layer) await(ctx context.Context, flights []*flight) error {
 		}
 	}
 	return full
+}
+
+// late is that a flight took too long.
+type late struct{ f *flight }
+
+func (l *late) Error() string { return l.f.err.Error() }
+func (l *late) Unwrap() error { return l.f.err }
+
+// joined says that a request took too long that was ordered before: who came to
+// wait for it then has waited for less than it may.
+func joined(err error, then time.Time) bool {
+	l, ok := errors.AsType[*late](err)
+	return ok && !l.f.since.IsZero() && l.f.since.Before(then)
 }
 
 // Fill fetches what is missing of all, in the order of the data.

@@ -356,7 +356,7 @@ func TestWhatIsNearIsFetchedInVainOnlySoFar(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitLanded(t, l)
-	if got := l.Stats().Plain; got < nearMost || got > nearMost+2*50_000 {
+	if got := l.Stats().Plain; got < nearMax || got > nearMax+2*50_000 {
 		t.Errorf("the first read brought %d bytes", got)
 	}
 	before := l.Stats().Plain
@@ -364,7 +364,7 @@ func TestWhatIsNearIsFetchedInVainOnlySoFar(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitLanded(t, l)
-	if got := l.Stats().Plain - before; got < nearLeast || got > nearLeast+2*50_000 {
+	if got := l.Stats().Plain - before; got < nearMin || got > nearMin+2*50_000 {
 		t.Errorf("the second read, elsewhere, brought %d bytes", got)
 	}
 }
