@@ -369,6 +369,7 @@ func (l *Layer) zeros(r *run) {
 			l.crash(r, []int{i}, dsec.Errorf(dsec.Corrupt, "read chunk", fmt.Sprintf("%d of %s", i, l.parts.Digest), "said to be zero and is not"))
 			continue
 		}
+		l.parts.Present.Set(i)
 		l.arrived(i)
 	}
 }

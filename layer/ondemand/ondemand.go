@@ -75,9 +75,8 @@ type Layer struct {
 
 	keepAll atomic.Bool
 
-	whole chan struct{} // closed when all is here
-
 	mu      sync.Mutex
+	whole   chan struct{} // closed when all is here
 	flights map[int]*flight
 	failed  map[int]failure // chunks that were not asked for since
 	ahead   readahead
@@ -146,8 +145,13 @@ func (l *Layer) Size() int64 { return l.offs[len(l.offs)-1] }
 // Complete says whether all is here.
 func (l *Layer) Complete() bool { return l.parts.Present.Complete() }
 
-// Whole is closed when all is here.
-func (l *Layer) Whole() <-chan struct{} { return l.whole }
+// Whole is closed when all is here. If a Sync finds that some of it has not come to
+// the disk, there is another one, for when all is here again.
+func (l *Layer) Whole() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.whole
+}
 
 // Closed is closed when Close is called.
 func (l *Layer) Closed() <-chan struct{} { return l.life.Done() }
@@ -361,7 +365,11 @@ func (l *Layer) Sync() error {
 	}
 	defer l.leave()
 	if err := l.parts.Present.Sync(l.parts.Data); err != nil {
-		l.parts.Present.DropUnsynced()
+		l.mu.Lock()
+		if l.isWhole && !l.Complete() {
+			l.isWhole, l.whole = false, make(chan struct{})
+		}
+		l.mu.Unlock()
 		return dsec.E(fault.Class(err, dsec.Internal), "sync layer", string(l.parts.Digest), err)
 	}
 	// Who read it has its own copy in memory.
@@ -401,8 +409,8 @@ func (l *Layer) write(i int, plain []byte) error {
 	return dsec.E(class, "write chunk", strconv.Itoa(i), err)
 }
 
+// arrived tells who waits for a chunk that is noted as here.
 func (l *Layer) arrived(i int) {
-	l.parts.Present.Set(i)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Plain += int64(l.parts.Index.Chunks[i].Size)

@@ -187,7 +187,7 @@ func (l *Layer) land(i int, plain []byte, wanted bool) error {
 	room := l.opts.Room
 	err := room.take(int64(len(plain)), l.keepAll.Load())
 	if err == nil {
-		err = l.write(i, plain)
+		err = l.parts.Present.Land(i, func() error { return l.write(i, plain) })
 	}
 	if err == nil {
 		l.arrived(i)

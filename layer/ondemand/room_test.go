@@ -149,3 +149,38 @@ func TestWhatCouldNotBeSyncedIsFetchedAgain(t *testing.T) {
 	}
 	o.check(t, l, 0, 6)
 }
+
+// TestALayerIsWholeAgainAfterAFailedSync: who waits for it is told when it is so.
+func TestALayerIsWholeAgainAfterAFailedSync(t *testing.T) {
+	o := newOrigin(t, 0, noise(6, 100_000)...)
+	l := o.open(t, Options{})
+	if err := l.Fill(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	<-l.Whole()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	data := l.parts.Data
+	l.parts.Data = w
+	if err := l.Sync(); err == nil {
+		t.Error("a pipe was synced")
+	}
+	l.parts.Data = data
+	again := l.Whole()
+	select {
+	case <-again:
+		t.Error("it is whole, and nothing is on the disk")
+	default:
+	}
+	if err := l.Fill(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	<-again
+	if err := l.Sync(); err != nil || !l.Complete() {
+		t.Error(err)
+	}
+}
