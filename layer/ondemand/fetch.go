@@ -63,16 +63,16 @@ func (u *urgency) hurried() bool {
 
 // take returns the flights of the chunks that a reader needs and that are not
 // here, having begun those that nobody began, and what the reader will want next.
-func (l *Layer) take(from, to int) []*flight {
+func (l *Layer) take(from, to int, had func(int) bool) []*flight {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.takeLocked(from, to)
+	return l.takeLocked(from, to, had)
 }
 
-func (l *Layer) takeLocked(from, to int) (wait []*flight) {
+func (l *Layer) takeLocked(from, to int, had func(int) bool) (wait []*flight) {
 	var mine []int
 	for i := from; i < to; i++ {
-		if l.parts.Present.Has(i) {
+		if l.parts.Present.Has(i) || had != nil && had(i) {
 			continue
 		}
 		f, begun := l.claim(i)
@@ -130,7 +130,7 @@ func (l *Layer) claim(i int) (f *flight, begun bool) {
 
 // takeAfresh is take for a reader to whom it does not matter that an earlier
 // request took too long.
-func (l *Layer) takeAfresh(from, to int) []*flight {
+func (l *Layer) takeAfresh(from, to int, had func(int) bool) []*flight {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := from; i < to; i++ {
@@ -138,7 +138,7 @@ func (l *Layer) takeAfresh(from, to int) []*flight {
 			delete(l.failed, i)
 		}
 	}
-	return l.takeLocked(from, to)
+	return l.takeLocked(from, to, had)
 }
 
 // order is take of chunks that no reader waits for.
@@ -352,7 +352,7 @@ func (l *Layer) landAll(r *run, in io.Reader) error {
 			continue
 		}
 		b.plain = plain
-		if err := l.land(i, plain, r.urgent.hurried()); dsec.ClassOf(err) == dsec.NoSpace {
+		if err := l.land(i, plain, r.urgent.hurried()); isNoRoom(err) {
 			l.crash(r, []int{i}, err) // there may be room for a smaller one
 		} else if err != nil {
 			return err

@@ -71,7 +71,7 @@ type Layer struct {
 	work sync.WaitGroup
 
 	trace trace
-	asked atomic.Int64 // bytes, by readers, some of them again
+	asked atomic.Int64 // different bytes, by readers, in whole blocks
 
 	keepAll atomic.Bool
 
@@ -197,7 +197,7 @@ func (l *Layer) Ensure(caller context.Context, off, n int64) error {
 		return l.gone("read layer")
 	}
 	defer l.leave()
-	err := l.ensure(caller, off, n)
+	err := l.ensure(caller, off, n, nil)
 	l.note(caller, err)
 	return err
 }
@@ -213,10 +213,10 @@ func (l *Layer) note(caller context.Context, err error) {
 	l.stats.Last = err
 }
 
-func (l *Layer) ensure(caller context.Context, off, n int64) error {
+// ensure is Ensure; had are chunks that the caller does without, nil: none.
+func (l *Layer) ensure(caller context.Context, off, n int64, had func(chunk int) bool) error {
 	from, to := layer.Span(l.offs, off, n)
-	l.trace.note(off, min(n, l.Size()-off))
-	l.asked.Add(n)
+	l.asked.Add(l.trace.note(off, min(n, l.Size()-off)))
 	if l.here(from, to) {
 		l.follow(from, to)
 		return nil
@@ -225,9 +225,9 @@ func (l *Layer) ensure(caller context.Context, off, n int64) error {
 	// A little longer than the fetch, whose error says more.
 	ctx, cancel := context.WithTimeout(caller, l.opts.Deadline+time.Second)
 	defer cancel()
-	err := l.await(ctx, l.take(from, to))
+	err := l.await(ctx, l.take(from, to, had))
 	for ctx.Err() == nil && joined(err, begun) {
-		err = l.await(ctx, l.takeAfresh(from, to))
+		err = l.await(ctx, l.takeAfresh(from, to, had))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -237,45 +237,6 @@ func (l *Layer) ensure(caller context.Context, off, n int64) error {
 		err = dsec.E(dsec.ClassOf(err), "read layer", string(l.parts.Digest), err)
 	}
 	return err
-}
-
-// ReadAt reads verified bytes. Those for which there is no room on the disk it
-// reads too.
-func (l *Layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	n := min(int64(len(p)), l.Size()-off)
-	if n <= 0 {
-		return 0, nil
-	}
-	if !l.enter() {
-		return 0, l.gone("read layer")
-	}
-	defer l.leave()
-	if l.full() { // it may be in memory
-		if done, err := l.uncached(p[:n], off); done && err == nil {
-			l.trace.note(off, n)
-			return int(n), nil
-		}
-	}
-	for end := time.Now().Add(l.opts.Deadline); ; {
-		err := l.ensure(ctx, off, n)
-		if err == nil {
-			return l.parts.Data.ReadAt(p[:n], off)
-		}
-		done := false
-		if dsec.ClassOf(err) == dsec.NoSpace && !l.keepAll.Load() {
-			var rerr error
-			if done, rerr = l.uncached(p[:n], off); rerr != nil {
-				err = rerr
-			} else if !done && ctx.Err() == nil && time.Now().Before(end) {
-				continue // others' chunks have taken the place of ours meanwhile
-			}
-		}
-		if !done {
-			l.note(ctx, err)
-			return 0, err
-		}
-		return int(n), nil
-	}
 }
 
 func (l *Layer) here(from, to int) bool {
@@ -292,7 +253,7 @@ func (l *Layer) await(ctx context.Context, flights []*flight) error {
 	for _, f := range flights {
 		select {
 		case <-f.landed:
-			if dsec.ClassOf(f.err) == dsec.NoSpace {
+			if isNoRoom(f.err) {
 				full = f.err
 			} else if dsec.ClassOf(f.err) == dsec.Timeout {
 				return &late{f}
@@ -405,6 +366,7 @@ func (l *Layer) write(i int, plain []byte) error {
 	class := fault.Class(err, dsec.Internal)
 	if class == dsec.NoSpace {
 		l.opts.Room.found(true)
+		err = noRoom{err}
 	}
 	return dsec.E(class, "write chunk", strconv.Itoa(i), err)
 }
@@ -435,7 +397,7 @@ func (l *Layer) crash(r *run, chunks []int, err error) {
 			}
 			delete(l.flights, i)
 			close(f.landed)
-			if dsec.ClassOf(f.err) == dsec.NoSpace && !l.keepAll.Load() {
+			if isNoRoom(f.err) && !l.keepAll.Load() {
 				continue // it was had
 			}
 			l.failed[i] = failure{err: f.err, until: time.Now().Add(min(time.Since(r.begun)/2, time.Second))}
