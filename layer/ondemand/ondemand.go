@@ -16,7 +16,8 @@
 // for that chunk, at the latest after the deadline; the next who asks tries
 // again. Only what took long to fail is told again for half as long, a second at
 // most: the kernel asks up to three times for one read, and its reader should
-// not wait for three deadlines. What finds no room (see Room) ReadAt gives
+// not wait for three deadlines. A request's deadline begins when it has a lane; who
+// joins it late has one of its own. What finds no room (see Room) ReadAt gives
 // from memory, verified like everything; it is not noted as here, and fetched again
 // when it is asked for later. Nothing here reads, maps or executes what it serves.
 //
@@ -55,7 +56,7 @@ type Parts struct {
 type Options struct {
 	Blobs    blob.Store
 	Lanes    *Lanes        // shared by all layers of a machine; nil: own ones
-	Deadline time.Duration // of a fetch, its tries included; default 30 s
+	Deadline time.Duration // of a request, its tries included, when it has a lane; and of a reader; default 30 s
 	Window   time.Duration // how long after the first read the trace is written; default 2 min
 	Room     *Room         // shared by all layers of a machine; nil: the disk
 }

@@ -59,6 +59,7 @@ type served struct {
 	l        *ondemand.Layer      // data, unless the layer was whole when it came
 	sessions map[string]bool      // true: by events, which does not end by itself
 	ended    map[string]time.Time // sessions that did, until the layer is let go
+	syncing  sync.Mutex           // of sync
 	landed   int64                // bytes that were on the disk when it was last synced; or unsynced
 	synced   time.Time            // all that had landed then was on the disk
 	said     time.Time            // when the last failed read was logged

@@ -98,6 +98,8 @@ const unsynced = -1
 // disk the kernel has forgotten, it may be a while ago, and shows something else in
 // its place: whoever has read since all was well may have been given that.
 func (s *Server) sync(x *served) bool {
+	x.syncing.Lock() // or one that began before a failure could say that all was well
+	defer x.syncing.Unlock()
 	now, plain := time.Now(), int64(0)
 	if x.l != nil {
 		plain = x.l.Stats().Plain
