@@ -222,3 +222,51 @@ func TestPlausible(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatCouldNotBeSentIsSentAgain, to the agent that there is then, and holds up
+// nothing behind it.
+func TestWhatCouldNotBeSentIsSentAgain(t *testing.T) {
+	s := NewServer(Options{NoteWithin: 100 * time.Millisecond})
+	defer s.stop(nil)
+	gone, _ := connected(t)
+	must(t, gone.c.Close())
+	s.agent = gone
+	x := &served{digest: layer.DigestOf(nil)}
+	tr, _ := s.raise(x, "a", time.Now(), dsec.E(dsec.Unavailable, "read", "", nil))
+	_, mine := s.raise(x, "a", time.Now(), dsec.E(dsec.Unavailable, "read", "", nil))
+	here, agent := connected(t)
+	s.mu.Lock()
+	s.agent = here
+	s.mu.Unlock()
+	must(t, agent.c.SetReadDeadline(time.Now().Add(20*time.Second)))
+	f, err := agent.recv(make([]byte, maxFrame))
+	if err != nil || f.Op != opTrouble || f.Number != mine || f.Generation != tr.generation || f.Session != "a" {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+// TestAnAgentThatTakesNothingHoldsUpNoReader for longer than one that does not
+// answer.
+func TestAnAgentThatTakesNothingHoldsUpNoReader(t *testing.T) {
+	s := NewServer(Options{NoteWithin: 20 * time.Millisecond})
+	defer s.stop(nil)
+	stopped, _ := connected(t)
+	stopped.within = time.Hour
+	must(t, stopped.c.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
+	for { // until no more finds room
+		if _, err := stopped.c.Write(make([]byte, 1024)); err != nil {
+			break
+		}
+	}
+	s.agent = stopped
+	told := make(chan struct{})
+	go func() {
+		s.failed(t.Context(), &served{digest: layer.DigestOf(nil)}, "a", dsec.E(dsec.Unavailable, "read", "", nil))
+		close(told)
+	}()
+	select {
+	case <-told:
+	case <-time.After(20 * time.Second):
+		t.Error("it waits")
+	}
+}
