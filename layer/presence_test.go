@@ -172,3 +172,36 @@ func TestWhatIsNotedAsSyncedIsOnTheDisk(t *testing.T) {
 		t.Error("nothing was lost")
 	}
 }
+
+// TestWhatIsBeingWrittenWhenASyncFailsIsNotHere: it may be what was lost.
+func TestWhatIsBeingWrittenWhenASyncFailsIsNotHere(t *testing.T) {
+	p := newPresence(t, 8)
+	failed, synced := make(chan struct{}), make(chan error, 1)
+	p.flush = func(*os.File) error { close(failed); return syscall.EIO }
+	err := p.Land(5, func() error {
+		go func() { synced <- p.Sync(nil) }()
+		<-failed
+		select {
+		case err := <-synced: // it has not waited
+			synced <- err
+		case <-time.After(50 * time.Millisecond):
+		}
+		return nil
+	})
+	if err := errors.Join(err, <-synced); !errors.Is(err, syscall.EIO) || p.Has(5) || p.Count() != 0 {
+		t.Errorf("%d chunks are here, %v", p.Count(), err)
+	}
+}
+
+// TestWhatComesAgainDuringASyncIsNotSynced by it.
+func TestWhatComesAgainDuringASyncIsNotSynced(t *testing.T) {
+	p := newPresence(t, 8)
+	p.Set(2)
+	p.Set(3)
+	p.flush = func(*os.File) error {
+		return errors.Join(p.Clear(3), p.Land(3, func() error { return nil }))
+	}
+	if err := p.Sync(nil); err != nil || p.synced[0] != 1<<2 || !p.Has(3) {
+		t.Errorf("synced %b, live %b, %v", p.synced[0], p.live[0], err)
+	}
+}
