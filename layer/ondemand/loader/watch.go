@@ -39,7 +39,7 @@ func (s *Server) status() []Status {
 		one := Status{Digest: d, Here: here, Chunks: of, Readers: len(x.sessions), Requests: st.Requests, Fetched: st.Fetched, Plain: st.Plain,
 			Stalls: st.Stalls, Stalled: st.Stalled, Failures: st.Failures}
 		if st.Last != nil {
-			one.Last = st.Last.Error()
+			one.Last = cut(st.Last.Error())
 		}
 		out = append(out, one)
 	}
