@@ -38,6 +38,11 @@ type Presence struct {
 	chunks int
 	count  atomic.Int64 // of this process's view; exact if it is the only writer
 	mu     sync.Mutex   // of changes to the synced map
+
+	landing sync.RWMutex // for reading: chunks are being written
+	syncing sync.Mutex   // of Sync: an error of the disk is told once
+	pending []uint32     // what a Sync is writing, under mu
+	flush   func(data *os.File) error
 }
 
 func presenceMap(chunks int) int {
@@ -83,7 +88,7 @@ func openPresence(f *os.File, chunks int) (*Presence, error) {
 	if string(m[:8]) != presenceMagic || binary.LittleEndian.Uint64(m[8:]) != uint64(chunks) {
 		return nil, unmapAnd(m, fmt.Errorf("not a presence file of version 1 for %d chunks", chunks))
 	}
-	p := &Presence{file: f, m: m, chunks: chunks, live: words(m[presenceHead:][:size]), synced: words(m[presenceHead+size:][:size])}
+	p := &Presence{file: f, m: m, chunks: chunks, flush: fdatasync, live: words(m[presenceHead:][:size]), synced: words(m[presenceHead+size:][:size])}
 	if err := p.adopt(); err != nil {
 		return nil, unmapAnd(m, err)
 	}
@@ -150,6 +155,9 @@ func (p *Presence) Clear(i int) error {
 		p.count.Add(-1)
 	}
 	atomic.AndUint32(&p.synced[i/32], ^uint32(1<<(i%32)))
+	if p.pending != nil { // it may be here again, and not on the disk, when that is done
+		p.pending[i/32] &^= 1 << (i % 32)
+	}
 	return unix.Msync(p.m, unix.MS_SYNC)
 }
 
@@ -159,30 +167,56 @@ func (p *Presence) Count() int { return int(p.count.Load()) }
 // Complete says whether all are.
 func (p *Presence) Complete() bool { return p.Count() == p.chunks }
 
-// Sync makes durable what is here: the data first, then that it is.
-func (p *Presence) Sync(data *os.File) error {
-	now := make([]uint32, len(p.live))
-	for i := range p.live {
-		now[i] = atomic.LoadUint32(&p.live[i])
+// Land writes a chunk and notes that it is here, both before or both after a Sync
+// finds that what was written has not come to the disk.
+func (p *Presence) Land(i int, write func() error) error {
+	p.landing.RLock()
+	defer p.landing.RUnlock()
+	err := write()
+	if err == nil {
+		p.Set(i)
 	}
-	if err := unix.Fdatasync(int(data.Fd())); err != nil {
-		return os.NewSyscallError("fdatasync", err)
+	return err
+}
+
+// Sync makes durable what is here: the data first, then that it is. If the data
+// cannot be written to the disk, it notes that nothing is here of which it is not
+// known to be there: what was written may be forgotten by the kernel at any moment,
+// and has been already if it tells of an error, which it does once. So one at a
+// time writes, and notes what has become of it.
+func (p *Presence) Sync(data *os.File) error {
+	p.syncing.Lock()
+	defer p.syncing.Unlock()
+	p.mu.Lock()
+	p.pending = make([]uint32, len(p.live))
+	for i := range p.live {
+		p.pending[i] = atomic.LoadUint32(&p.live[i])
+	}
+	p.mu.Unlock()
+	if err := p.flush(data); err != nil {
+		p.dropUnsynced()
+		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, w := range now {
-		// What was cleared meanwhile stays so.
-		atomic.StoreUint32(&p.synced[i], w&atomic.LoadUint32(&p.live[i]))
+	for i, w := range p.pending {
+		atomic.StoreUint32(&p.synced[i], w)
 	}
+	p.pending = nil
 	return os.NewSyscallError("msync", unix.Msync(p.m, unix.MS_SYNC))
 }
 
-// DropUnsynced notes that nothing is here of which it is not known to be on the
-// disk: for when writing it there has failed, after which what was written may be
-// forgotten by the kernel at any moment.
-func (p *Presence) DropUnsynced() {
+func fdatasync(data *os.File) error {
+	return os.NewSyscallError("fdatasync", unix.Fdatasync(int(data.Fd())))
+}
+
+// dropUnsynced waits for what is being written: it may be what was lost.
+func (p *Presence) dropUnsynced() {
+	p.landing.Lock()
+	defer p.landing.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.pending = nil
 	for i := range p.live {
 		keep := atomic.LoadUint32(&p.synced[i])
 		p.count.Add(-int64(bits.OnesCount32(atomic.AndUint32(&p.live[i], keep) &^ keep)))

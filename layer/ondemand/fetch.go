@@ -19,12 +19,15 @@ import (
 
 // How chunks are asked for.
 const (
-	mostRun   = 4 << 20   // compressed bytes of one request
-	mostGap   = 64 << 10  // bytes between two wanted chunks that are cheaper read than asked around
-	nearLeast = 512 << 10 // plain bytes behind those that a reader waits for
-	nearMost  = 2 << 20   // the same, as long as little was in vain:
-	inVain    = 2         // times what was asked for, of what came
-	maxView   = 16 << 20  // plain bytes that a forward reader is run ahead of
+	mostRun = 4 << 20  // compressed bytes of one request
+	mostGap = 64 << 10 // bytes between two wanted chunks that are cheaper read than asked around
+	// Behind what a reader waits for come so many plain bytes beside it: nearMax as
+	// long as what came is at most maxWaste times what was asked for, of different
+	// bytes, and nearMin when more of it is waste.
+	nearMin  = 512 << 10
+	nearMax  = 2 << 20
+	maxWaste = 2
+	maxView  = 16 << 20 // plain bytes that a forward reader is run ahead of
 
 	leastBatch = 32   // chunks that are asked for first when it is known what is wanted
 	mostBatch  = 1024 // at most so many at one time; twice that are on their way
@@ -37,7 +40,7 @@ type run struct {
 	from   uint64 // in the pack
 	to     uint64
 	urgent *urgency
-	begun  time.Time
+	begun  time.Time // when it was made; it may have waited for a lane before
 }
 
 // urgency of a request that is made ahead of readers: one may come to wait for it.
@@ -60,13 +63,16 @@ func (u *urgency) hurried() bool {
 
 // take returns the flights of the chunks that a reader needs and that are not
 // here, having begun those that nobody began, and what the reader will want next.
-func (l *Layer) take(from, to int) []*flight {
+func (l *Layer) take(from, to int, had func(int) bool) []*flight {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var wait []*flight
+	return l.takeLocked(from, to, had)
+}
+
+func (l *Layer) takeLocked(from, to int, had func(int) bool) (wait []*flight) {
 	var mine []int
 	for i := from; i < to; i++ {
-		if l.parts.Present.Has(i) {
+		if l.parts.Present.Has(i) || had != nil && had(i) {
 			continue
 		}
 		f, begun := l.claim(i)
@@ -101,10 +107,10 @@ func (l *Layer) take(from, to int) []*flight {
 // near is how far behind a read that waits it is fetched, too. More makes fewer
 // reads wait and brings more that nobody wants; under mu.
 func (l *Layer) near() int64 {
-	if l.stats.Plain > inVain*l.asked.Load() {
-		return nearLeast
+	if l.stats.Plain > maxWaste*l.asked.Load() {
+		return nearMin
 	}
-	return nearMost
+	return nearMax
 }
 
 // claim is the flight of a chunk that is not here, and whether it was begun now,
@@ -120,6 +126,19 @@ func (l *Layer) claim(i int) (f *flight, begun bool) {
 	}
 	delete(l.failed, i)
 	return l.begin(i), true
+}
+
+// takeAfresh is take for a reader to whom it does not matter that an earlier
+// request took too long.
+func (l *Layer) takeAfresh(from, to int, had func(int) bool) []*flight {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := from; i < to; i++ {
+		if dsec.ClassOf(l.failed[i].err) == dsec.Timeout {
+			delete(l.failed, i)
+		}
+	}
+	return l.takeLocked(from, to, had)
 }
 
 // order is take of chunks that no reader waits for.
@@ -203,7 +222,7 @@ func (l *Layer) runAhead(from, to int) (chunks []int) {
 func (l *Layer) lacks(i int) bool { return !l.parts.Present.Has(i) && l.flights[i] == nil }
 
 func (l *Layer) begin(i int) *flight {
-	f := &flight{landed: make(chan struct{})}
+	f := &flight{landed: make(chan struct{}), since: time.Now()}
 	l.flights[i] = f
 	return f
 }
@@ -219,9 +238,7 @@ func (l *Layer) launch(chunks []int, demand bool) {
 			r.urgent.hurry()
 		}
 		l.work.Go(func() {
-			ctx, cancel := context.WithTimeout(l.life, l.opts.Deadline)
-			defer cancel()
-			l.crash(&r, r.chunks, l.fly(ctx, &r)) // those that landed are not told
+			l.crash(&r, r.chunks, l.fly(&r)) // those that landed are not told
 		})
 	}
 }
@@ -257,17 +274,22 @@ func plan(ix layer.Index, chunks []int) []run {
 	return runs
 }
 
-// fly makes one request and lands its chunks.
-func (l *Layer) fly(ctx context.Context, r *run) error {
+// fly makes one request and lands its chunks. Its deadline does not begin before
+// it has a lane: what is ordered ahead may wait for one longer than any request
+// may take.
+func (l *Layer) fly(r *run) error {
 	if r.to == r.from {
 		l.zeros(r)
 		return nil
 	}
-	leave, err := l.opts.Lanes.enter(ctx, r.urgent.now)
+	leave, err := l.opts.Lanes.enter(l.life, r.urgent.now)
 	if err != nil {
 		return err
 	}
 	defer leave()
+	r.begun = time.Now()
+	ctx, cancel := context.WithTimeout(l.life, l.opts.Deadline)
+	defer cancel()
 	name := l.parts.Index.Packs[r.pack]
 	l.mu.Lock()
 	l.stats.Requests++
@@ -330,7 +352,7 @@ func (l *Layer) landAll(r *run, in io.Reader) error {
 			continue
 		}
 		b.plain = plain
-		if err := l.land(i, plain, r.urgent.hurried()); dsec.ClassOf(err) == dsec.NoSpace {
+		if err := l.land(i, plain, r.urgent.hurried()); isNoRoom(err) {
 			l.crash(r, []int{i}, err) // there may be room for a smaller one
 		} else if err != nil {
 			return err
@@ -347,6 +369,7 @@ func (l *Layer) zeros(r *run) {
 			l.crash(r, []int{i}, dsec.Errorf(dsec.Corrupt, "read chunk", fmt.Sprintf("%d of %s", i, l.parts.Digest), "said to be zero and is not"))
 			continue
 		}
+		l.parts.Present.Set(i)
 		l.arrived(i)
 	}
 }

@@ -16,7 +16,8 @@
 // for that chunk, at the latest after the deadline; the next who asks tries
 // again. Only what took long to fail is told again for half as long, a second at
 // most: the kernel asks up to three times for one read, and its reader should
-// not wait for three deadlines. What finds no room (see Room) ReadAt gives
+// not wait for three deadlines. A request's deadline begins when it has a lane; who
+// joins it late has one of its own. What finds no room (see Room) ReadAt gives
 // from memory, verified like everything; it is not noted as here, and fetched again
 // when it is asked for later. Nothing here reads, maps or executes what it serves.
 //
@@ -26,6 +27,7 @@ package ondemand
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -54,7 +56,7 @@ type Parts struct {
 type Options struct {
 	Blobs    blob.Store
 	Lanes    *Lanes        // shared by all layers of a machine; nil: own ones
-	Deadline time.Duration // of a fetch, its tries included; default 30 s
+	Deadline time.Duration // of a request, its tries included, when it has a lane; and of a reader; default 30 s
 	Window   time.Duration // how long after the first read the trace is written; default 2 min
 	Room     *Room         // shared by all layers of a machine; nil: the disk
 }
@@ -70,13 +72,12 @@ type Layer struct {
 	work sync.WaitGroup
 
 	trace trace
-	asked atomic.Int64 // bytes, by readers, some of them again
+	asked atomic.Int64 // different bytes, by readers, in whole blocks
 
 	keepAll atomic.Bool
 
-	whole chan struct{} // closed when all is here
-
 	mu      sync.Mutex
+	whole   chan struct{} // closed when all is here
 	flights map[int]*flight
 	failed  map[int]failure // chunks that were not asked for since
 	ahead   readahead
@@ -89,7 +90,8 @@ type Layer struct {
 type flight struct {
 	landed chan struct{} // closed when err is set
 	err    error
-	urgent *urgency // of the request it came with; nil: none was made
+	since  time.Time // when it was ordered; zero: it failed before
+	urgent *urgency  // of the request it came with; nil: none was made
 }
 
 // failure is told again to who asks at once.
@@ -144,8 +146,13 @@ func (l *Layer) Size() int64 { return l.offs[len(l.offs)-1] }
 // Complete says whether all is here.
 func (l *Layer) Complete() bool { return l.parts.Present.Complete() }
 
-// Whole is closed when all is here.
-func (l *Layer) Whole() <-chan struct{} { return l.whole }
+// Whole is closed when all is here. If a Sync finds that some of it has not come to
+// the disk, there is another one, for when all is here again.
+func (l *Layer) Whole() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.whole
+}
 
 // Closed is closed when Close is called.
 func (l *Layer) Closed() <-chan struct{} { return l.life.Done() }
@@ -191,7 +198,7 @@ func (l *Layer) Ensure(caller context.Context, off, n int64) error {
 		return l.gone("read layer")
 	}
 	defer l.leave()
-	err := l.ensure(caller, off, n)
+	err := l.ensure(caller, off, n, nil)
 	l.note(caller, err)
 	return err
 }
@@ -207,10 +214,10 @@ func (l *Layer) note(caller context.Context, err error) {
 	l.stats.Last = err
 }
 
-func (l *Layer) ensure(caller context.Context, off, n int64) error {
+// ensure is Ensure; had are chunks that the caller does without, nil: none.
+func (l *Layer) ensure(caller context.Context, off, n int64, had func(chunk int) bool) error {
 	from, to := layer.Span(l.offs, off, n)
-	l.trace.note(off, min(n, l.Size()-off))
-	l.asked.Add(n)
+	l.asked.Add(l.trace.note(off, min(n, l.Size()-off)))
 	if l.here(from, to) {
 		l.follow(from, to)
 		return nil
@@ -219,7 +226,10 @@ func (l *Layer) ensure(caller context.Context, off, n int64) error {
 	// A little longer than the fetch, whose error says more.
 	ctx, cancel := context.WithTimeout(caller, l.opts.Deadline+time.Second)
 	defer cancel()
-	err := l.await(ctx, l.take(from, to))
+	err := l.await(ctx, l.take(from, to, had))
+	for ctx.Err() == nil && joined(err, begun) {
+		err = l.await(ctx, l.takeAfresh(from, to, had))
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Stalls++
@@ -228,45 +238,6 @@ func (l *Layer) ensure(caller context.Context, off, n int64) error {
 		err = dsec.E(dsec.ClassOf(err), "read layer", string(l.parts.Digest), err)
 	}
 	return err
-}
-
-// ReadAt reads verified bytes. Those for which there is no room on the disk it
-// reads too.
-func (l *Layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	n := min(int64(len(p)), l.Size()-off)
-	if n <= 0 {
-		return 0, nil
-	}
-	if !l.enter() {
-		return 0, l.gone("read layer")
-	}
-	defer l.leave()
-	if l.full() { // it may be in memory
-		if done, err := l.uncached(p[:n], off); done && err == nil {
-			l.trace.note(off, n)
-			return int(n), nil
-		}
-	}
-	for end := time.Now().Add(l.opts.Deadline); ; {
-		err := l.ensure(ctx, off, n)
-		if err == nil {
-			return l.parts.Data.ReadAt(p[:n], off)
-		}
-		done := false
-		if dsec.ClassOf(err) == dsec.NoSpace && !l.keepAll.Load() {
-			var rerr error
-			if done, rerr = l.uncached(p[:n], off); rerr != nil {
-				err = rerr
-			} else if !done && ctx.Err() == nil && time.Now().Before(end) {
-				continue // others' chunks have taken the place of ours meanwhile
-			}
-		}
-		if !done {
-			l.note(ctx, err)
-			return 0, err
-		}
-		return int(n), nil
-	}
 }
 
 func (l *Layer) here(from, to int) bool {
@@ -283,8 +254,10 @@ func (l *Layer) await(ctx context.Context, flights []*flight) error {
 	for _, f := range flights {
 		select {
 		case <-f.landed:
-			if dsec.ClassOf(f.err) == dsec.NoSpace {
+			if isNoRoom(f.err) {
 				full = f.err
+			} else if dsec.ClassOf(f.err) == dsec.Timeout {
+				return &late{f}
 			} else if f.err != nil {
 				return f.err
 			}
@@ -293,6 +266,19 @@ func (l *Layer) await(ctx context.Context, flights []*flight) error {
 		}
 	}
 	return full
+}
+
+// late is that a flight took too long.
+type late struct{ f *flight }
+
+func (l *late) Error() string { return l.f.err.Error() }
+func (l *late) Unwrap() error { return l.f.err }
+
+// joined says that a request took too long that was ordered before: who came to
+// wait for it then has waited for less than it may.
+func joined(err error, then time.Time) bool {
+	l, ok := errors.AsType[*late](err)
+	return ok && !l.f.since.IsZero() && l.f.since.Before(then)
 }
 
 // Fill fetches what is missing of all, in the order of the data.
@@ -341,7 +327,11 @@ func (l *Layer) Sync() error {
 	}
 	defer l.leave()
 	if err := l.parts.Present.Sync(l.parts.Data); err != nil {
-		l.parts.Present.DropUnsynced()
+		l.mu.Lock()
+		if l.isWhole && !l.Complete() {
+			l.isWhole, l.whole = false, make(chan struct{})
+		}
+		l.mu.Unlock()
 		return dsec.E(fault.Class(err, dsec.Internal), "sync layer", string(l.parts.Digest), err)
 	}
 	// Who read it has its own copy in memory.
@@ -377,12 +367,13 @@ func (l *Layer) write(i int, plain []byte) error {
 	class := fault.Class(err, dsec.Internal)
 	if class == dsec.NoSpace {
 		l.opts.Room.found(true)
+		err = noRoom{err}
 	}
 	return dsec.E(class, "write chunk", strconv.Itoa(i), err)
 }
 
+// arrived tells who waits for a chunk that is noted as here.
 func (l *Layer) arrived(i int) {
-	l.parts.Present.Set(i)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Plain += int64(l.parts.Index.Chunks[i].Size)
@@ -407,7 +398,7 @@ func (l *Layer) crash(r *run, chunks []int, err error) {
 			}
 			delete(l.flights, i)
 			close(f.landed)
-			if dsec.ClassOf(f.err) == dsec.NoSpace && !l.keepAll.Load() {
+			if isNoRoom(f.err) && !l.keepAll.Load() {
 				continue // it was had
 			}
 			l.failed[i] = failure{err: f.err, until: time.Now().Add(min(time.Since(r.begun)/2, time.Second))}

@@ -3,6 +3,7 @@ package ondemand
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -356,16 +357,38 @@ func TestWhatIsNearIsFetchedInVainOnlySoFar(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitLanded(t, l)
-	if got := l.Stats().Plain; got < nearMost || got > nearMost+2*50_000 {
+	if got := l.Stats().Plain; got < nearMax || got > nearMax+2*50_000 {
 		t.Errorf("the first read brought %d bytes", got)
+	}
+	for range 200 { // of what is here: it makes nothing of what came less in vain
+		if err := l.Ensure(context.Background(), 0, 50_000); err != nil {
+			t.Fatal(err)
+		}
 	}
 	before := l.Stats().Plain
 	if err := l.Ensure(context.Background(), 200*50_000, 50_000); err != nil {
 		t.Fatal(err)
 	}
 	waitLanded(t, l)
-	if got := l.Stats().Plain - before; got < nearLeast || got > nearLeast+2*50_000 {
+	if got := l.Stats().Plain - before; got < nearMin || got > nearMin+2*50_000 {
 		t.Errorf("the second read, elsewhere, brought %d bytes", got)
+	}
+}
+
+// TestARangeWithoutEndIsOneToTheEnd, as the kernel may ask for.
+func TestARangeWithoutEndIsOneToTheEnd(t *testing.T) {
+	o := newOrigin(t, 0, noise(4, 50_000)...)
+	l := o.open(t, Options{})
+	for _, off := range []int64{199_999, 0, 50_001, 200_000, 1 << 40} {
+		if err := l.Ensure(context.Background(), off, math.MaxInt64-off); err != nil {
+			t.Errorf("at %d: %v", off, err)
+		}
+	}
+	if got := l.asked.Load(); got < 200_000 || got >= 200_000+traceBlock {
+		t.Errorf("%d bytes were asked for", got)
+	}
+	if got := l.Trace(); len(got) == 0 || !l.Complete() {
+		t.Errorf("%v", got)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/layer"
 )
 
 // Room is what of a disk the layers of a machine may take. What finds none is not
@@ -88,6 +87,17 @@ func (r *Room) Expire() {
 
 var errBound = errors.New("the data of layers take all they may (node.layer_cache)")
 
+// noRoom is that there is none on this machine. That a store has none, or gives
+// none, is another thing: what it does not give nobody has.
+type noRoom struct{ error }
+
+func (n noRoom) Unwrap() error { return n.error }
+
+func isNoRoom(err error) bool {
+	_, ok := errors.AsType[noRoom](err)
+	return ok
+}
+
 // take takes room; must says that there is no bound but the disk.
 func (r *Room) take(n int64, must bool) error {
 	r.mu.Lock()
@@ -98,7 +108,7 @@ func (r *Room) take(n int64, must bool) error {
 	}
 	r.mu.Unlock()
 	r.found(false)
-	return dsec.E(dsec.NoSpace, "keep chunk", "", errBound)
+	return dsec.E(dsec.NoSpace, "keep chunk", "", noRoom{errBound})
 }
 
 // found notes that something found no room.
@@ -187,35 +197,14 @@ func (l *Layer) land(i int, plain []byte, wanted bool) error {
 	room := l.opts.Room
 	err := room.take(int64(len(plain)), l.keepAll.Load())
 	if err == nil {
-		err = l.write(i, plain)
+		err = l.parts.Present.Land(i, func() error { return l.write(i, plain) })
 	}
 	if err == nil {
 		l.arrived(i)
 		return nil
 	}
-	if wanted && dsec.ClassOf(err) == dsec.NoSpace && !l.keepAll.Load() {
+	if wanted && isNoRoom(err) && !l.keepAll.Load() {
 		room.pass(place{l, i}, plain)
 	}
 	return err
-}
-
-// uncached reads what is here from the file and the rest from memory; false: not
-// all is in either.
-func (l *Layer) uncached(p []byte, off int64) (bool, error) {
-	from, to := layer.Span(l.offs, off, int64(len(p)))
-	for i := from; i < to; i++ {
-		begin := max(off, l.offs[i])
-		part := p[begin-off : min(off+int64(len(p)), l.offs[i+1])-off]
-		if l.parts.Present.Has(i) {
-			if _, err := l.parts.Data.ReadAt(part, begin); err != nil {
-				return false, err
-			}
-			continue
-		}
-		if !l.opts.Room.copy(place{l, i}, part, begin-l.offs[i]) {
-			return false, nil
-		}
-	}
-	l.opts.Room.count(len(p))
-	return true, nil
 }

@@ -3,14 +3,18 @@ package ondemand
 import (
 	"bytes"
 	"context"
+	"io"
 	"math/rand/v2"
 	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob"
 )
 
 // blocks of the disk that a file takes.
@@ -26,6 +30,11 @@ func blocks(t *testing.T, f *os.File) int64 {
 // TestWhatFindsNoRoomIsGivenAndNotKept: until there is some.
 func TestWhatFindsNoRoomIsGivenAndNotKept(t *testing.T) {
 	o := newOrigin(t, 0, noise(8, 100_000)...)
+	// The time for which nothing is fetched ahead does not pass.
+	synctest.Test(t, func(t *testing.T) { givenAndNotKept(t, o) })
+}
+
+func givenAndNotKept(t *testing.T, o *origin) {
 	var short atomic.Int32
 	room := NewRoom(func(diskFull bool) {
 		if diskFull {
@@ -63,6 +72,56 @@ func TestWhatFindsNoRoomIsGivenAndNotKept(t *testing.T) {
 	if err != nil || !bytes.Equal(again, bytes.Join(o.plain, nil)) {
 		t.Errorf("the file has other bytes, %v", err)
 	}
+}
+
+// TestWhatDoesNotStayInMemoryIsAskedForAlone: a reader of more than fits asks again
+// for what it has not got, and for nothing else.
+func TestWhatDoesNotStayInMemoryIsAskedForAlone(t *testing.T) {
+	o := newOrigin(t, 0, noise(4, 100_000)...)
+	synctest.Test(t, func(t *testing.T) {
+		room := NewRoom(nil)
+		room.SetLeft(0)
+		room.most = 150_000
+		l := o.open(t, Options{Room: room})
+		b := make([]byte, 400_000)
+		if _, err := l.ReadAt(context.Background(), b, 0); err != nil || !bytes.Equal(b, bytes.Join(o.plain, nil)) {
+			t.Errorf("read: %v", err)
+		}
+		if s := l.Stats(); s.Requests != 4 || s.Fetched > (4+3+2+1)*100_200 || s.Failures > 0 {
+			t.Errorf("%+v", s)
+		}
+		if u := room.Uncached(); u.Reads != 1 || u.Bytes != 400_000 {
+			t.Errorf("%+v", u)
+		}
+	})
+}
+
+// spent is a store that has no room itself.
+type spent struct {
+	blob.Store
+	asked atomic.Int32
+}
+
+func (s *spent) Open(context.Context, string, int64, int64) (io.ReadCloser, error) {
+	s.asked.Add(1)
+	return nil, dsec.Errorf(dsec.NoSpace, "read object", "", "QuotaExceeded")
+}
+
+// TestThatTheStoreHasNoRoomIsNotThatThereIsNoneHere: it is an error like any other,
+// and told at once.
+func TestThatTheStoreHasNoRoomIsNotThatThereIsNoneHere(t *testing.T) {
+	o := newOrigin(t, 0, noise(2, 100_000)...)
+	synctest.Test(t, func(t *testing.T) {
+		store := &spent{Store: o.store}
+		l := o.open(t, Options{Blobs: store, Room: NewRoom(func(bool) { t.Error("no room was found here") })})
+		began := time.Now()
+		if _, err := l.ReadAt(context.Background(), make([]byte, 4096), 0); dsec.ClassOf(err) != dsec.NoSpace {
+			t.Errorf("read: %v", err)
+		}
+		if s := l.Stats(); store.asked.Load() != 1 || time.Since(began) != 0 || s.Failures != 1 || l.opts.Room.Uncached().Reads > 0 {
+			t.Errorf("asked %d times in %v: %+v", store.asked.Load(), time.Since(began), s)
+		}
+	})
 }
 
 // TestMemoryOfWhatIsNotKeptIsBounded: readers of more than fits get all the same.
@@ -148,4 +207,39 @@ func TestWhatCouldNotBeSyncedIsFetchedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.check(t, l, 0, 6)
+}
+
+// TestALayerIsWholeAgainAfterAFailedSync: who waits for it is told when it is so.
+func TestALayerIsWholeAgainAfterAFailedSync(t *testing.T) {
+	o := newOrigin(t, 0, noise(6, 100_000)...)
+	l := o.open(t, Options{})
+	if err := l.Fill(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	<-l.Whole()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	data := l.parts.Data
+	l.parts.Data = w
+	if err := l.Sync(); err == nil {
+		t.Error("a pipe was synced")
+	}
+	l.parts.Data = data
+	again := l.Whole()
+	select {
+	case <-again:
+		t.Error("it is whole, and nothing is on the disk")
+	default:
+	}
+	if err := l.Fill(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	<-again
+	if err := l.Sync(); err != nil || !l.Complete() {
+		t.Error(err)
+	}
 }

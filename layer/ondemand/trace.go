@@ -1,6 +1,7 @@
 package ondemand
 
 import (
+	"math/bits"
 	"sync"
 	"time"
 
@@ -15,38 +16,52 @@ const (
 	maxTrace   = 1 << 16 // ranges
 )
 
-// trace notes what was read first of a layer, in order.
+// trace notes what was read first of a layer, in order, and what was read at all.
 type trace struct {
 	mu     sync.Mutex
 	window time.Duration
-	until  time.Time // zero: nobody has read
-	seen   map[int64]uint64
+	until  time.Time        // zero: nobody has read
+	seen   map[int64]uint64 // blocks that were ever read, 64 in each
 	ranges []Range
 }
 
 func (t *trace) begin(window time.Duration) { t.window, t.seen = window, map[int64]uint64{} }
 
-// note adds the blocks of a range that were not read before.
-func (t *trace) note(off, n int64) {
+// note adds the blocks of a range that were not read before, and says how many
+// bytes those have.
+func (t *trace) note(off, n int64) (fresh int64) {
+	if n <= 0 {
+		return 0
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
 	if t.until.IsZero() {
 		t.until = now.Add(t.window)
 	}
-	if now.After(t.until) || n <= 0 || len(t.ranges) >= maxTrace {
-		return
+	records := !now.After(t.until)
+	for b, last := off/traceBlock, (off+n-1)/traceBlock; b <= last; {
+		word := b / 64
+		end := min(last, word*64+63)
+		wanted := (^uint64(0) >> (63 - (end - b))) << (b % 64)
+		unseen := wanted &^ t.seen[word]
+		if unseen != 0 {
+			t.seen[word] |= unseen
+			fresh += int64(bits.OnesCount64(unseen)) * traceBlock
+		}
+		for ; records && unseen != 0; unseen &= unseen - 1 {
+			t.record(word*64 + int64(bits.TrailingZeros64(unseen)))
+		}
+		b = end + 1
 	}
-	for b := off / traceBlock; b <= (off+n-1)/traceBlock; b++ {
-		bit := uint64(1) << (b % 64)
-		if t.seen[b/64]&bit != 0 {
-			continue
-		}
-		t.seen[b/64] |= bit
-		if k := len(t.ranges) - 1; k >= 0 && t.ranges[k].Off+t.ranges[k].Len == b*traceBlock {
-			t.ranges[k].Len += traceBlock
-			continue
-		}
+	return fresh
+}
+
+// record adds a block to the ranges.
+func (t *trace) record(b int64) {
+	if k := len(t.ranges) - 1; k >= 0 && t.ranges[k].Off+t.ranges[k].Len == b*traceBlock {
+		t.ranges[k].Len += traceBlock
+	} else if len(t.ranges) < maxTrace {
 		t.ranges = append(t.ranges, Range{Off: b * traceBlock, Len: traceBlock})
 	}
 }

@@ -138,7 +138,7 @@ func (a *agent) demandCheck(ctx context.Context, s *settings) runtime.Check {
 	}
 	c.OK, c.Detail = true, fmt.Sprintf("%s, the loader is process %d, %d layers have not come whole", s.Node.OnDemand, pid, incomplete(a.store, all))
 	if t, err := a.loader.Uncached(ctx); err == nil && t.Reads > 0 {
-		c.Detail += fmt.Sprintf("; %d reads of %d bytes were uncached, answered without keeping them: the disk is or was full, or node.layer_cache (%s) reached", t.Reads, t.Bytes, s.Node.LayerCache)
+		c.Detail += fmt.Sprintf("; %d uncached reads of %d bytes were answered without keeping them: the disk is or was full, or node.layer_cache (%s) reached", t.Reads, t.Bytes, s.Node.LayerCache)
 	}
 	c.Detail += "; " + whenFull[s.Node.OnDemand]
 	if s.Node.OnDemand != loader.PreContent { // which was tried when the agent started, or it would not run

@@ -69,7 +69,7 @@ func (s *Session) interrupt(r *request) {
 // after it shall.
 func (s *Session) read(session, ctx context.Context, r *request) (done bool) {
 	off, size, err := r.readRange()
-	if err != nil || size > most {
+	if err != nil || size > most || off < 0 {
 		s.send(r.fail(unix.EINVAL))
 		return true
 	}

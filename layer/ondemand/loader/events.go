@@ -1,7 +1,11 @@
 package loader
 
 import (
+	"context"
+	"maps"
 	"os"
+	"slices"
+	"sync"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
@@ -26,7 +30,7 @@ func (s *Server) events(f *frame) error {
 	s.work.Go(func() {
 		defer journal.Close()
 		defer group.Close()
-		err := precontent.Serve(s.ctx, group, journal, s.findFile)
+		err := precontent.Serve(s.ctx, group, journal, s.findFile, s.refused)
 		s.mu.Lock()
 		s.groups--
 		s.mu.Unlock()
@@ -70,4 +74,36 @@ func (s *Server) findFile(dev, ino uint64) precontent.Source {
 		return nil
 	}
 	return reader{data: x.data, s: s, x: x}
+}
+
+// refused has it noted that a read by events is an error of which no layer knows:
+// of that of the file, or, if nobody knows that, of all that are read so.
+func (s *Server) refused(ctx context.Context, dev, ino uint64, err error) {
+	select {
+	case <-s.ready: // until then the layers are not known
+	case <-ctx.Done():
+		return
+	}
+	var all sync.WaitGroup
+	for _, x := range s.suspects(dev, ino) {
+		all.Go(func() {
+			s.failed(ctx, x, "", dsec.E(dsec.Internal, "read layer", string(x.digest), err))
+		})
+	}
+	all.Wait()
+}
+
+// suspects are the layers of which a file may be.
+func (s *Server) suspects(dev, ino uint64) (out []*served) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x := s.files[fileID{dev, ino}]; x != nil {
+		return []*served{x}
+	}
+	for _, x := range s.layers {
+		if slices.Contains(slices.Collect(maps.Values(x.sessions)), true) {
+			out = append(out, x)
+		}
+	}
+	return out
 }

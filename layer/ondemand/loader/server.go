@@ -59,6 +59,9 @@ type served struct {
 	l        *ondemand.Layer      // data, unless the layer was whole when it came
 	sessions map[string]bool      // true: by events, which does not end by itself
 	ended    map[string]time.Time // sessions that did, until the layer is let go
+	syncing  sync.Mutex           // of sync
+	landed   int64                // bytes that were on the disk when it was last synced; or unsynced
+	synced   time.Time            // all that had landed then was on the disk
 	said     time.Time            // when the last failed read was logged
 }
 
@@ -302,8 +305,9 @@ func (s *Server) newServed(f *frame) (*served, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.l, x.data = l, l
-	s.work.Go(func() { s.awaitWhole(l) })
+	// A loader before this one may have ended without a sync.
+	x.l, x.data, x.landed, x.synced = l, l, unsynced, time.Now().Add(-syncEvery)
+	s.work.Go(func() { s.awaitWhole(x) })
 	return x, nil
 }
 
@@ -382,5 +386,6 @@ func (s *Server) let(f *frame) error {
 		}
 	}
 	s.mu.Unlock()
-	return errors.Join(x.data.Sync(), x.data.Close())
+	s.sync(x) // if it fails, what was not on the disk is fetched again
+	return x.data.Close()
 }

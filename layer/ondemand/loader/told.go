@@ -2,6 +2,7 @@ package loader
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -54,6 +55,10 @@ func (c *Client) troubled(f *frame) {
 // sessionEnded drops a session when its end has been taken note of. Only then is
 // its trace passed on, which may take a while.
 func (c *Client) sessionEnded(f *frame) {
+	if f.Digest == "" || !strings.HasPrefix(f.Session, prefix+f.Digest.Hex()+"/") { // what else is kept is not the loader's to end
+		c.c.Log.Error("the loader tells of the end of what is no session", "layer", f.Digest, "session", f.Session)
+		return
+	}
 	c.mu.Lock()
 	again := c.ending[f.Session]
 	c.ending[f.Session] = true

@@ -101,6 +101,8 @@ func TestNobodyIsToldOfAnErrorBeforeItIsNoted(t *testing.T) {
 // it for ever.
 func TestTheNextAgentIsToldOfWhatFailedWithoutOne(t *testing.T) {
 	w := newWorld(t, FUSE)
+	var short atomic.Int32
+	w.config.Short = func(context.Context, bool) { short.Add(1) } // each agent, when it has handed over
 	r, stop := w.broken(Options{NoteWithin: 100 * time.Millisecond})
 	defer stop()
 	w.reopen(func(ctx context.Context, _ Trouble) bool { <-ctx.Done(); return false }) // it ends before it has noted anything
@@ -121,13 +123,9 @@ func TestTheNextAgentIsToldOfWhatFailedWithoutOne(t *testing.T) {
 		t.Fatal("it was not told")
 	}
 	w.eventually("it is noted", func() bool { return r.s.unnoted() == 0 })
-	w.reopen(note)
-	w.eventually("the third agent is there", func() bool { _, err := w.client.PID(t.Context()); return err == nil })
-	for len(told) > 0 { // it may have been told twice, as an agent came and when it was ready
-		if at := <-told; at.After(time.Now()) {
-			t.Errorf("at %v", at)
-		}
-	}
+	w.reopen(func(_ context.Context, x Trouble) bool { t.Errorf("told of what was noted: %+v", x); return true })
+	w.eventually("the third agent is there", w.answers)
+	w.eventually("it has handed over", func() bool { return short.Load() > 2 })
 }
 
 func (s *Server) unnoted() int {
@@ -222,5 +220,53 @@ func TestPlausible(t *testing.T) {
 		if got := plausible(at, connected, now); !got.Equal(want) {
 			t.Errorf("%v: %v, want %v", at, got, want)
 		}
+	}
+}
+
+// TestWhatCouldNotBeSentIsSentAgain, to the agent that there is then, and holds up
+// nothing behind it.
+func TestWhatCouldNotBeSentIsSentAgain(t *testing.T) {
+	s := NewServer(Options{NoteWithin: 100 * time.Millisecond})
+	defer s.stop(nil)
+	gone, _ := connected(t)
+	must(t, gone.c.Close())
+	s.agent = gone
+	x := &served{digest: layer.DigestOf(nil)}
+	tr, _ := s.raise(x, "a", time.Now(), dsec.E(dsec.Unavailable, "read", "", nil))
+	_, mine := s.raise(x, "a", time.Now(), dsec.E(dsec.Unavailable, "read", "", nil))
+	here, agent := connected(t)
+	s.mu.Lock()
+	s.agent = here
+	s.mu.Unlock()
+	must(t, agent.c.SetReadDeadline(time.Now().Add(20*time.Second)))
+	f, err := agent.recv(make([]byte, maxFrame))
+	if err != nil || f.Op != opTrouble || f.Number != mine || f.Generation != tr.generation || f.Session != "a" {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+// TestAnAgentThatTakesNothingHoldsUpNoReader for longer than one that does not
+// answer.
+func TestAnAgentThatTakesNothingHoldsUpNoReader(t *testing.T) {
+	s := NewServer(Options{NoteWithin: 20 * time.Millisecond})
+	defer s.stop(nil)
+	stopped, _ := connected(t)
+	stopped.within = time.Hour
+	must(t, stopped.c.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
+	for { // until no more finds room
+		if _, err := stopped.c.Write(make([]byte, 1024)); err != nil {
+			break
+		}
+	}
+	s.agent = stopped
+	told := make(chan struct{})
+	go func() {
+		s.failed(t.Context(), &served{digest: layer.DigestOf(nil)}, "a", dsec.E(dsec.Unavailable, "read", "", nil))
+		close(told)
+	}()
+	select {
+	case <-told:
+	case <-time.After(20 * time.Second):
+		t.Error("it waits")
 	}
 }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/layer"
-	"github.com/opendsec/dsec/layer/ondemand"
 )
 
 // Status of one layer.
@@ -40,7 +39,7 @@ func (s *Server) status() []Status {
 		one := Status{Digest: d, Here: here, Chunks: of, Readers: len(x.sessions), Requests: st.Requests, Fetched: st.Fetched, Plain: st.Plain,
 			Stalls: st.Stalls, Stalled: st.Stalled, Failures: st.Failures}
 		if st.Last != nil {
-			one.Last = st.Last.Error()
+			one.Last = cut(st.Last.Error())
 		}
 		out = append(out, one)
 	}
@@ -51,11 +50,13 @@ func (s *Server) status() []Status {
 // syncEvery is how much of what was fetched a power failure may cost.
 const syncEvery = 5 * time.Second
 
+// syncAgain is how long a layer that is whole waits after it could not be synced.
+const syncAgain = time.Second
+
 // watch makes durable what came.
 func (s *Server) watch() {
 	tick := time.NewTicker(syncEvery)
 	defer tick.Stop()
-	here := map[layer.Digest]int{}
 	for {
 		select {
 		case <-s.ctx.Done():
@@ -63,43 +64,85 @@ func (s *Server) watch() {
 		case <-tick.C:
 		}
 		s.room.Expire()
-		for d, l := range s.all() {
-			if n, _ := l.Here(); n != here[d] {
-				here[d] = n
-				s.sync(l)
+		for _, x := range s.incomplete() {
+			now, plain := time.Now(), x.l.Stats().Plain
+			s.mu.Lock()
+			same := x.landed == plain
+			if same { // and all of it is on the disk
+				x.synced = now
+			}
+			s.mu.Unlock()
+			if !same {
+				s.sync(x)
 			}
 		}
 	}
 }
 
-func (s *Server) all() map[layer.Digest]*ondemand.Layer {
+func (s *Server) incomplete() (out []*served) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := map[layer.Digest]*ondemand.Layer{}
-	for d, x := range s.layers {
+	for _, x := range s.layers {
 		if x.l != nil {
-			out[d] = x.l
+			out = append(out, x)
 		}
 	}
 	return out
 }
 
-func (s *Server) sync(l *ondemand.Layer) bool {
-	err := l.Sync()
+// unsynced is the number of bytes that have landed of a layer of which it is not
+// known that they are on the disk.
+const unsynced = -1
+
+// sync makes durable what has landed of a layer. What could not be written to the
+// disk the kernel has forgotten, it may be a while ago, and shows something else in
+// its place: whoever has read since all was well may have been given that.
+func (s *Server) sync(x *served) bool {
+	x.syncing.Lock() // or one that began before a failure could say that all was well
+	defer x.syncing.Unlock()
+	now, plain := time.Now(), int64(0)
+	if x.l != nil {
+		plain = x.l.Stats().Plain
+	}
+	err := x.data.Sync()
+	s.mu.Lock()
+	since := x.synced
+	if err == nil {
+		x.synced, x.landed = now, plain
+	} else {
+		x.landed = unsynced
+	}
+	s.mu.Unlock()
 	if err != nil && dsec.ClassOf(err) != dsec.Canceled {
-		s.opts.Log.Error("sync layer", "layer", l.Digest(), "err", err)
+		s.opts.Log.Error("sync layer", "layer", x.digest, "err", err)
+		s.raise(x, "", since, dsec.E(dsec.Internal, "keep what was read of layer", string(x.digest), err))
 	}
 	return err == nil
 }
 
 // awaitWhole tells when all data of a layer have come, after making that durable.
-func (s *Server) awaitWhole(l *ondemand.Layer) {
-	select {
-	case <-l.Whole():
-		if s.sync(l) {
-			s.tell(frame{Op: opDone, Digest: l.Digest()})
+func (s *Server) awaitWhole(x *served) {
+	for {
+		select {
+		case <-x.l.Whole():
+			if !s.sync(x) {
+				break
+			}
+			if x.l.Complete() { // nobody found meanwhile that it is not
+				s.tell(frame{Op: opDone, Digest: x.digest})
+				return
+			}
+		case <-x.l.Closed():
+			return
+		case <-s.ctx.Done():
+			return
 		}
-	case <-l.Closed():
-	case <-s.ctx.Done():
+		select { // not as fast as the disk can refuse
+		case <-time.After(syncAgain):
+		case <-x.l.Closed():
+			return
+		case <-s.ctx.Done():
+			return
+		}
 	}
 }

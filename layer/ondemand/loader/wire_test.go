@@ -203,6 +203,13 @@ func TestASessionIsKeptUntilItsEndIsTaken(t *testing.T) {
 	before := time.Now()
 	d, err := w.client.Device(t.Context(), w.layer)
 	must(t, err)
+	for _, name := range []string{"", groupName, "other/" + d.Session} { // what is none of its sessions
+		w.client.told(frame{Op: opEnded, Digest: w.layer.Digest, Session: name})
+	}
+	w.client.told(frame{Op: opEnded})
+	if asked.Load() > 0 {
+		t.Error("asked about what is no session")
+	}
 	must(t, w.client.Fetch(t.Context(), w.layer.Digest, []layer.Range{{Off: 0, Len: 1}}))
 	must(t, d.Mount.Close())
 	w.eventually("it is dropped", func() bool { return kept() == 0 })

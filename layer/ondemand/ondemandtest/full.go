@@ -29,7 +29,7 @@ func full(t *testing.T, m Mechanism, o *Origin) {
 	if m.Uncached {
 		x.readsUncached()
 	} else {
-		x.fails(dsec.NoSpace)
+		x.fails(dsec.NoSpace, false)
 	}
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)

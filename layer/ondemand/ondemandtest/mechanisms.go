@@ -83,6 +83,6 @@ var byEvents = Mechanism{
 				return l
 			}
 			return nil
-		})
+		}, func(context.Context, uint64, uint64, error) {})
 	},
 }

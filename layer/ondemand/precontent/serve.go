@@ -39,10 +39,12 @@ type session struct {
 	group *os.File
 	j     *journal.Journal
 	find  func(dev, ino uint64) Source
-	pid   int32
-	busy  sync.WaitGroup
-	idle  chan int // free slots
-	fail  context.CancelCauseFunc
+	// refused tells of reads that are errors without a source having said so.
+	refused func(ctx context.Context, dev, ino uint64, err error)
+	pid     int32
+	busy    sync.WaitGroup
+	idle    chan int // free slots
+	fail    context.CancelCauseFunc
 
 	mu   sync.Mutex
 	left []int32 // descriptors of events that are not answered
@@ -71,9 +73,19 @@ type session struct {
 // which a process can be killed. Then find is asked for (0, 0): what it returns
 // has to ensure the range in every file that is marked (All does); nil is EIO.
 //
+// # What no source knows of
+//
+// A read may also be EIO because nobody has the file, because an event cannot be
+// understood or its file cannot be told, or because this process had no descriptor
+// left for it, which the kernel answers itself. Then refused is called, with the
+// file if it is known, else (0, 0): the read may have been of any that is marked. It
+// is called concurrently and may wait, but not longer than ctx; the reader is told
+// when it returns, unless the kernel has told it already.
+//
 // Reads and writes of this process are never waited for, so it must not read
 // what it serves.
-func Serve(ctx context.Context, group, events *os.File, find func(dev, ino uint64) Source) error {
+func Serve(ctx context.Context, group, events *os.File, find func(dev, ino uint64) Source,
+	refused func(ctx context.Context, dev, ino uint64, err error)) error {
 	const op = "serve pre-content events"
 	if err := journal.Pollable(group); err != nil {
 		return dsec.E(dsec.Invalid, op, group.Name(), err)
@@ -82,7 +94,7 @@ func Serve(ctx context.Context, group, events *os.File, find func(dev, ino uint6
 	if err != nil {
 		return err
 	}
-	s := &session{group: group, j: j, find: find, pid: int32(os.Getpid()), idle: make(chan int, shape.Slots)}
+	s := &session{group: group, j: j, find: find, refused: refused, pid: int32(os.Getpid()), idle: make(chan int, shape.Slots)}
 	ctx, s.fail = context.WithCancelCause(ctx)
 	defer func() {
 		s.fail(nil)
@@ -123,6 +135,7 @@ func (s *session) loop(ctx context.Context) error {
 			return ctx.Err()
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 			// The event was denied. Others wait for answers that free descriptors.
+			s.busy.Go(func() { s.refused(ctx, 0, 0, fmt.Errorf("read event: %w", err)) })
 		default:
 			return fmt.Errorf("read event: %w", err)
 		}
@@ -144,20 +157,24 @@ func (s *session) taken(ctx context.Context, i int) {
 			note(s.j.Slot(i), e.dev, e.ino)
 		}
 	}
-	if err != nil {
-		s.answered(i, e.fd, deny)
-		return
-	}
-	s.busy.Go(func() { s.work(ctx, i, e, true) })
+	s.busy.Go(func() { s.work(ctx, i, e, err, true) })
 }
 
-// work answers one event, unless the session ends first: who comes after it
-// shall. mine says that the descriptor it is known by is ours.
-func (s *session) work(ctx context.Context, i int, e event, mine bool) {
-	response := deny
-	src := s.find(e.dev, e.ino)
-	if src != nil && src.Ensure(ctx, e.off, e.n) == nil { // if not, why is with the source
-		response = allow
+// errNobody is why a read is an error of whose file nobody has the bytes.
+var errNobody = errors.New("a file that nobody serves")
+
+// work answers one event, which may be one that cannot be served, unless the
+// session ends first: who comes after it shall. mine says that the descriptor it is
+// known by is ours.
+func (s *session) work(ctx context.Context, i int, e event, err error, mine bool) {
+	if err != nil {
+		s.refused(ctx, 0, 0, err)
+	} else {
+		err = s.ensure(ctx, e)
+	}
+	response := uint32(allow)
+	if err != nil {
+		response = deny
 	}
 	if response == deny && ctx.Err() != nil {
 		if mine {
@@ -174,6 +191,19 @@ func (s *session) work(ctx context.Context, i int, e event, mine bool) {
 	s.send(e.fd, response)
 	s.j.Free(i)
 	s.idle <- i
+}
+
+// ensure has the bytes brought that an event is of. Why it does not is with the
+// source, if that is the one of the file.
+func (s *session) ensure(ctx context.Context, e event) error {
+	src, err := s.find(e.dev, e.ino), errNobody
+	if src != nil {
+		err = src.Ensure(ctx, e.off, e.n)
+	}
+	if err != nil && ctx.Err() == nil && (src == nil || e.dev == 0 && e.ino == 0) {
+		s.refused(ctx, e.dev, e.ino, err)
+	}
+	return err
 }
 
 // answered answers and gives up the number, in this order: no event may get it
@@ -202,28 +232,27 @@ func (s *session) send(fd int32, response uint32) {
 // are in use. It ends early with ctx: then no event may be read.
 func (s *session) resume(ctx context.Context) (used map[int]bool) {
 	used = map[int]bool{}
-	kept, blocked := map[int]event{}, map[int]event{}
+	type old struct {
+		event
+		err error // it cannot be understood
+	}
+	kept, blocked := map[int]old{}, map[int]old{}
 	for _, i := range s.j.Left() {
 		e, err := parse(s.j.Slot(i))
-		if err != nil {
-			s.send(e.fd, deny)
-			s.j.Free(i)
-			continue
-		}
 		used[i] = true
 		if s.reserve(int(e.fd)) {
-			kept[i] = e
+			kept[i] = old{e, err}
 		} else {
-			blocked[i] = e
+			blocked[i] = old{e, err}
 		}
 	}
 	// Only now, because fetching opens files, which take numbers.
 	for i, e := range kept {
-		s.busy.Go(func() { s.work(ctx, i, e, true) })
+		s.busy.Go(func() { s.work(ctx, i, e.event, e.err, true) })
 	}
 	var answered sync.WaitGroup
 	for i, e := range blocked {
-		answered.Go(func() { s.work(ctx, i, e, false) })
+		answered.Go(func() { s.work(ctx, i, e.event, e.err, false) })
 	}
 	answered.Wait()
 	return used

@@ -89,9 +89,15 @@ func marked(t *testing.T) (group, events, data *os.File) {
 // serving runs Serve until the test ends or stop is called.
 func serving(t *testing.T, group, events *os.File, find func(dev, ino uint64) Source) (stop func()) {
 	t.Helper()
+	return servingAnd(t, group, events, find, func(_ context.Context, dev, ino uint64, err error) { t.Logf("refused: %d, %d: %v", dev, ino, err) })
+}
+
+func servingAnd(t *testing.T, group, events *os.File, find func(dev, ino uint64) Source,
+	refused func(context.Context, uint64, uint64, error)) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, group, events, find) }()
+	go func() { done <- Serve(ctx, group, events, find, refused) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
@@ -206,12 +212,122 @@ func (r *reluctant) Ensure(ctx context.Context, off, n int64) error {
 	return ctx.Err()
 }
 
-// TestFilesOfNobodyAreRefused: no source, no bytes.
+// refusals collects what Serve says it refused, and takes a moment for it.
+type refusals struct {
+	mu  sync.Mutex
+	all []error
+	ids [][2]uint64
+}
+
+func (r *refusals) note(_ context.Context, dev, ino uint64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all, r.ids = append(r.all, err), append(r.ids, [2]uint64{dev, ino})
+}
+
+// TestFilesOfNobodyAreRefused: no source, no bytes, and it is told before the reader
+// is.
 func TestFilesOfNobodyAreRefused(t *testing.T) {
 	group, events, data := marked(t)
-	serving(t, group, events, func(uint64, uint64) Source { return nil })
+	dev, ino, err := ID(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r refusals
+	servingAnd(t, group, events, func(uint64, uint64) Source { return nil }, r.note)
 	if err := <-reader(t, data.Name(), 1); err == nil || !strings.Contains(err.Error(), refused) {
 		t.Errorf("read: %v", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.all) == 0 || r.ids[0] != [2]uint64{dev, ino} || !errors.Is(r.all[0], errNobody) {
+		t.Errorf("told of %v, %v", r.ids, r.all)
+	}
+}
+
+// TestWhatCannotBeUnderstoodIsRefusedAndTold, and what is left of whose file nothing
+// is known and not all have the bytes: it may have been of any.
+func TestWhatCannotBeUnderstoodIsRefusedAndTold(t *testing.T) {
+	events, err := NewJournal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Close()
+	group, err := os.OpenFile(os.DevNull, os.O_RDWR, 0) // takes every answer
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer group.Close()
+	j, err := journal.Open(context.Background(), events, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	var r refusals
+	s := &session{group: group, j: j, refused: r.note, idle: make(chan int, shape.Slots), fail: func(error) {},
+		find: func(uint64, uint64) Source { return All{&filler{away: true}} }}
+	le.PutUint32(j.Take(0), 7) // no event is so short
+	le.PutUint32(j.Slot(0)[16:], 1<<20)
+	b := j.Take(1)
+	le.PutUint32(b, headerSize+rangeSize)
+	b[4] = unix.FANOTIFY_METADATA_VERSION
+	le.PutUint16(b[6:], headerSize)
+	le.PutUint32(b[16:], 1<<20)
+	b[headerSize] = unix.FAN_EVENT_INFO_TYPE_RANGE
+	le.PutUint16(b[headerSize+2:], rangeSize)
+	le.PutUint64(b[headerSize+16:], 4096)
+	if used := s.resume(context.Background()); len(used) != 2 {
+		t.Errorf("used: %v", used)
+	}
+	s.busy.Wait()
+	if len(r.all) != 2 || r.ids[0] != [2]uint64{} || r.ids[1] != [2]uint64{} || len(s.idle) != 2 || len(j.Left()) != 0 {
+		t.Errorf("told of %v, %v; %d idle, left: %v", r.ids, r.all, len(s.idle), j.Left())
+	}
+}
+
+// TestAReadForWhichThereWasNoDescriptorIsTold: the kernel has refused it.
+func TestAReadForWhichThereWasNoDescriptorIsTold(t *testing.T) {
+	group, events, data := marked(t)
+	told := make(chan error, 16)
+	servingAnd(t, group, events, func(uint64, uint64) Source { return &filler{data: data} }, func(_ context.Context, dev, ino uint64, err error) {
+		if dev == 0 && ino == 0 {
+			told <- err
+		}
+	})
+	c := exec.Command("sh", "-c", "read go; exec dd if="+data.Name()+" bs=4096 count=1 of=/dev/null status=none")
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-reader(t, data.Name(), 9); err != nil { // it is served
+		t.Fatal(err)
+	}
+	free, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	none := unix.Rlimit{Cur: uint64(free.Fd()), Max: was.Max}
+	if err := errors.Join(free.Close(), unix.Setrlimit(unix.RLIMIT_NOFILE, &none)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = in.Write([]byte("\n"))
+	var why error
+	select {
+	case why = <-told:
+	case <-time.After(20 * time.Second):
+	}
+	if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err == nil || !errors.Is(why, unix.EMFILE) {
+		t.Errorf("read: %v, told of %v", err, why)
 	}
 }
 
