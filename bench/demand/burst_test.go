@@ -23,6 +23,7 @@ import (
 	"github.com/opendsec/dsec/blob/s3test"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/store"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -31,7 +32,6 @@ const (
 	prefix    = "burst" // in the bucket
 	latency   = 20 * time.Millisecond
 	within    = 20 * time.Minute // of one command
-	small     = 8 << 20          // bytes; up to so many a layer comes whole (store.Options)
 )
 
 // env is one environment: its layers, bottom first, and what is run in it.
@@ -225,7 +225,7 @@ func (m *machine) large(envs []env) []dsec.LayerRef {
 	return slices.DeleteFunc(distinct(envs), func(r dsec.LayerRef) bool {
 		l, err := m.InspectLayer(m.t.Context(), r)
 		must(m.t, err)
-		return l.DataSize <= small
+		return l.DataSize <= store.DefaultSmall
 	})
 }
 

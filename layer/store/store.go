@@ -57,6 +57,10 @@ import (
 // Converter makes layers: image.Convert, or the worker process that calls it.
 type Converter func(ctx context.Context, source image.Location, files image.Files, opts image.Options) (image.Result, error)
 
+// DefaultSmall is how many bytes of data a layer may have that is fetched whole
+// where it is needed, because asking for parts of it would take longer.
+const DefaultSmall = 8 << 20
+
 // Options of a store; zero values are the defaults.
 type Options struct {
 	Convert Converter     // default image.Convert, in this process
@@ -66,7 +70,7 @@ type Options struct {
 	Name    string // of this node, for people who look at what keeps an object
 
 	// OnDemand says that somebody brings the data of layers as they are read:
-	// those of more bytes than Small (default 8 MiB) are then not waited for.
+	// those of more bytes than Small (default DefaultSmall) are then not waited for.
 	OnDemand bool
 	Small    int64
 
@@ -145,7 +149,7 @@ func Open(dir string, opts Options) (*Store, error) {
 		opts.Grace = time.Hour
 	}
 	if opts.Small == 0 {
-		opts.Small = 8 << 20
+		opts.Small = DefaultSmall
 	}
 	if opts.Log == nil {
 		opts.Log = slog.Default()
