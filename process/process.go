@@ -96,8 +96,9 @@ type Result struct {
 	Held     time.Duration // the node held the sandbox
 
 	// Blame is what the sandbox was blamed on when the command ended, see
-	// dsec.Blame: what it did may come of that. The node sets it.
-	Blame dsec.Cause
+	// dsec.Blame: what it did may come of that. The node sets it: the hold, whose
+	// state has results in it, knows of no blame.
+	Blame dsec.Cause `json:",omitempty"`
 }
 
 // Chunk is a piece of output. Offset is where Data begins; it is larger than

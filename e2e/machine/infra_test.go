@@ -181,7 +181,7 @@ func TestWhatLayersMayTakeIsEnough(t *testing.T) {
 	if d := h.demand(hex); d.Here*4 > d.Chunks || d.Failures > 0 {
 		t.Errorf("kept: %+v", d)
 	}
-	if says := h.demandChecks(); !strings.Contains(says, "were uncached, answered without keeping them") {
+	if says := h.demandChecks(); !strings.Contains(says, " uncached reads of ") {
 		t.Errorf("doctor says %q", says)
 	}
 	if text := h.counts(); !strings.Contains(text, "dsec_layer_uncached_reads_total") {

@@ -161,7 +161,11 @@ func killWhileReading(t *testing.T, how, blobs string) {
 		t.Errorf("%d whole readings, %d kills", r.whole, kills)
 	}
 	t.Logf("%d whole readings of 600 files, %d kills", r.whole, kills)
-	for _, names := range [][]string{{"hold"}, {"loader", "hold"}, {"node", "hold", "loader"}} {
+	all := [][]string{{"hold"}, {"node", "hold", "loader"}}
+	if long {
+		all = append(all, []string{"loader", "hold"}, []string{"node", "hold"})
+	}
+	for _, names := range all {
 		h.killAtOnce(ctx, ref, names)
 	}
 }
