@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -46,6 +47,11 @@ func run(m *testing.M) int {
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		fmt.Printf("build dsec: %v\n%s", err, out)
+		return 1
+	}
+	// The tests that run beside each other wait for supervisors more than they work.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		fmt.Println(err)
 		return 1
 	}
 	return m.Run()
