@@ -9,9 +9,10 @@ import (
 	"runtime"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
-	"golang.org/x/sync/errgroup"
 )
 
 // The format, see docs/formats/layer.md.

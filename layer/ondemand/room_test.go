@@ -188,22 +188,11 @@ func TestWhatCouldNotBeSyncedIsFetchedAgain(t *testing.T) {
 	if err := l.Fill(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	defer w.Close()
-	data := l.parts.Data
-	l.parts.Data = w
-	if err := l.Sync(); err == nil {
-		t.Error("a pipe was synced")
-	}
-	l.parts.Data = data
+	failSync(t, l)
 	if here, _ := l.Here(); here != 1 || l.Complete() {
 		t.Errorf("%d chunks are here, one was on the disk", here)
 	}
-	if _, err := data.WriteAt(make([]byte, 100_000), l.offs[5]); err != nil { // as the kernel leaves it
+	if _, err := l.parts.Data.WriteAt(make([]byte, 100_000), l.offs[5]); err != nil { // as the kernel leaves it
 		t.Fatal(err)
 	}
 	o.check(t, l, 0, 6)
@@ -217,18 +206,7 @@ func TestALayerIsWholeAgainAfterAFailedSync(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-l.Whole()
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	defer w.Close()
-	data := l.parts.Data
-	l.parts.Data = w
-	if err := l.Sync(); err == nil {
-		t.Error("a pipe was synced")
-	}
-	l.parts.Data = data
+	failSync(t, l)
 	again := l.Whole()
 	select {
 	case <-again:
@@ -241,5 +219,22 @@ func TestALayerIsWholeAgainAfterAFailedSync(t *testing.T) {
 	<-again
 	if err := l.Sync(); err != nil || !l.Complete() {
 		t.Error(err)
+	}
+}
+
+// failSync has a Sync of the layer find that nothing can be written to the disk.
+func failSync(t *testing.T, l *Layer) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	data := l.parts.Data
+	l.parts.Data = w
+	defer func() { l.parts.Data = data }()
+	if err := l.Sync(); err == nil {
+		t.Error("a pipe was synced")
 	}
 }
