@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bytes"
 	"encoding/json"
 
 	"go.etcd.io/bbolt"
@@ -25,27 +24,12 @@ func encodeBlame(bl *dsec.Blame) []byte {
 }
 
 func decodeBlame(b []byte) (*dsec.Blame, error) {
-	bad := func(format string, args ...any) (*dsec.Blame, error) {
-		return nil, dsec.Errorf(dsec.Corrupt, "read blame", "", format, args...)
-	}
-	switch {
-	case len(b) == 0:
-		return bad("empty")
-	case len(b) > maxRecord:
-		return bad("%d bytes, at most %d", len(b), maxRecord)
-	case b[0] != blameVersion:
-		return bad("version %d, this program reads %d", b[0], blameVersion)
-	}
-	d := json.NewDecoder(bytes.NewReader(b[1:]))
 	bl := &dsec.Blame{}
-	if err := d.Decode(bl); err != nil {
-		return bad("%w", err)
-	}
-	if d.More() {
-		return bad("bytes after it")
+	if err := decodeValue("blame", blameVersion, b, bl); err != nil {
+		return nil, err
 	}
 	if !bl.Cause.Infra() {
-		return bad("cause %s", dsec.Quote(string(bl.Cause)))
+		return nil, dsec.Errorf(dsec.Corrupt, "read blame", "", "cause %s", dsec.Quote(string(bl.Cause)))
 	}
 	return bl, nil
 }

@@ -92,24 +92,12 @@ func (r *record) encode() []byte {
 
 // decodeRecord reads an encoded record.
 func decodeRecord(b []byte) (*record, error) {
+	r := &record{}
+	if err := decodeValue("record", recordVersion, b, r); err != nil {
+		return nil, err
+	}
 	bad := func(format string, args ...any) (*record, error) {
 		return nil, dsec.Errorf(dsec.Corrupt, "read record", "", format, args...)
-	}
-	switch {
-	case len(b) == 0:
-		return bad("empty")
-	case len(b) > maxRecord:
-		return bad("%d bytes, at most %d", len(b), maxRecord)
-	case b[0] != recordVersion:
-		return bad("version %d, this program reads %d", b[0], recordVersion)
-	}
-	d := json.NewDecoder(bytes.NewReader(b[1:]))
-	r := &record{}
-	if err := d.Decode(r); err != nil {
-		return bad("%w", err)
-	}
-	if d.More() {
-		return bad("bytes after the record")
 	}
 	if _, _, err := dsec.ParseSandboxID(string(r.ID)); err != nil {
 		return bad("%w", err)
@@ -118,6 +106,29 @@ func decodeRecord(b []byte) (*record, error) {
 		return bad("unknown state %s", dsec.Quote(string(r.State)))
 	}
 	return r, nil
+}
+
+// decodeValue reads what the ledger has under a key: a version and JSON.
+func decodeValue(what string, version byte, b []byte, into any) error {
+	bad := func(format string, args ...any) error {
+		return dsec.Errorf(dsec.Corrupt, "read "+what, "", format, args...)
+	}
+	switch {
+	case len(b) == 0:
+		return bad("empty")
+	case len(b) > maxRecord:
+		return bad("%d bytes, at most %d", len(b), maxRecord)
+	case b[0] != version:
+		return bad("version %d, this program reads %d", b[0], version)
+	}
+	d := json.NewDecoder(bytes.NewReader(b[1:]))
+	if err := d.Decode(into); err != nil {
+		return bad("%w", err)
+	}
+	if d.More() {
+		return bad("bytes after the %s", what)
+	}
+	return nil
 }
 
 // sandbox is the record as the service tells it.
