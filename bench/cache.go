@@ -73,10 +73,7 @@ func DropDevice(data string) error {
 		return err
 	}
 	defer f.Close()
-	if err := unix.Fdatasync(int(f.Fd())); err != nil { // dirty pages stay
-		return os.NewSyscallError("fdatasync", err)
-	}
-	return dontNeed(f)
+	return linux.DropCache(f)
 }
 
 func dontNeed(f *os.File) error {

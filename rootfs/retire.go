@@ -7,9 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -109,15 +108,11 @@ func (m *Mounts) hasRetiredLocked(d layer.Digest) bool {
 	return false
 }
 
-// dropCache drops what the page cache has of a file. What is not on the disk yet
-// would stay.
 func dropCache(path string) error {
 	f, err := openQuietly(path)
 	if err == nil {
 		defer f.Close()
-		if err = unix.Fdatasync(int(f.Fd())); err == nil {
-			err = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
-		}
+		err = linux.DropCache(f)
 	}
 	if err != nil {
 		return dsec.E(dsec.Internal, "drop cache of", path, err)
