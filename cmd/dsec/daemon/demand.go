@@ -126,7 +126,7 @@ func (a *agent) demandCheck(ctx context.Context, s *settings) runtime.Check {
 		c.Detail = offDetail
 		return c
 	}
-	pid, err := a.loader.PID(ctx)
+	counts, err := a.loader.Counts(ctx)
 	if err != nil {
 		c.Detail = fmt.Sprintf("%s; reads of what is not here wait: %v", s.Node.OnDemand, err)
 		return c
@@ -136,8 +136,8 @@ func (a *agent) demandCheck(ctx context.Context, s *settings) runtime.Check {
 		c.Detail = err.Error()
 		return c
 	}
-	c.OK, c.Detail = true, fmt.Sprintf("%s, the loader is process %d, %d layers have not come whole", s.Node.OnDemand, pid, incomplete(a.store, all))
-	if t, err := a.loader.Uncached(ctx); err == nil && t.Reads > 0 {
+	c.OK, c.Detail = true, fmt.Sprintf("%s, the loader is process %d, %d layers have not come whole", s.Node.OnDemand, counts.PID, incomplete(a.store, all))
+	if t := counts.Uncached; t.Reads > 0 {
 		c.Detail += fmt.Sprintf("; %d uncached reads of %d bytes were answered without keeping them: the disk is or was full, or node.layer_cache (%s) reached", t.Reads, t.Bytes, s.Node.LayerCache)
 	}
 	c.Detail += "; " + whenFull[s.Node.OnDemand]

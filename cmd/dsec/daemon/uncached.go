@@ -32,10 +32,10 @@ func (c uncachedCounts) Describe(out chan<- *prometheus.Desc) {
 func (c uncachedCounts) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeWithin)
 	defer cancel()
-	t, err := c.loader.Uncached(ctx)
+	counts, err := c.loader.Counts(ctx)
 	if err != nil {
 		return
 	}
-	out <- prometheus.MustNewConstMetric(uncachedReads, prometheus.CounterValue, float64(t.Reads))
-	out <- prometheus.MustNewConstMetric(uncachedBytes, prometheus.CounterValue, float64(t.Bytes))
+	out <- prometheus.MustNewConstMetric(uncachedReads, prometheus.CounterValue, float64(counts.Uncached.Reads))
+	out <- prometheus.MustNewConstMetric(uncachedBytes, prometheus.CounterValue, float64(counts.Uncached.Bytes))
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/ondemand"
 	"github.com/opendsec/dsec/rootfs"
@@ -149,10 +150,7 @@ func (c *Client) run() {
 		if time.Since(begun) > mostWait {
 			wait = leastWait
 		}
-		select {
-		case <-time.After(wait):
-		case <-c.ctx.Done():
-		}
+		_ = within.Sleep(c.ctx, wait) // the loop sees whether it was cut short
 		wait = min(2*wait, mostWait)
 	}
 }
@@ -317,12 +315,6 @@ func listOf[T any](a *frame) ([]T, error) {
 	return list, nil
 }
 
-// PID of the loader; Unavailable if none runs.
-func (c *Client) PID(ctx context.Context) (int, error) {
-	a, err := c.ask(ctx, frame{Op: opCounts})
-	return a.PID, err
-}
-
 // Status of all layers that are served.
 func (c *Client) Status(ctx context.Context) ([]Status, error) {
 	a, err := c.ask(ctx, frame{Op: opStatus})
@@ -339,11 +331,18 @@ func (c *Client) Room(ctx context.Context, left int64) error {
 	return err
 }
 
-// Uncached is what the loader has answered without keeping it.
-func (c *Client) Uncached(ctx context.Context) (ondemand.Uncached, error) {
+// Counts of the whole loader.
+type Counts struct {
+	PID      int
+	Uncached ondemand.Uncached // what it has answered without keeping it
+}
+
+// Counts asks the loader; Unavailable if none runs.
+func (c *Client) Counts(ctx context.Context) (Counts, error) {
 	a, err := c.ask(ctx, frame{Op: opCounts})
-	if err != nil || a.Uncached == nil {
-		return ondemand.Uncached{}, err
+	out := Counts{PID: a.PID}
+	if a.Uncached != nil {
+		out.Uncached = *a.Uncached
 	}
-	return *a.Uncached, nil
+	return out, err
 }

@@ -45,6 +45,10 @@ type reader struct {
 	session string // "" by events: all who have the layer read one file
 }
 
+func (s *Server) reader(x *served, session string) reader {
+	return reader{data: x.data, s: s, x: x, session: session}
+}
+
 func (r reader) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n, err := r.data.ReadAt(ctx, p, off)
 	r.s.failed(ctx, r.x, r.session, err)

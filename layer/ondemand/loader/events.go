@@ -54,7 +54,7 @@ func (s *Server) findFile(dev, ino uint64) precontent.Source {
 	x := s.files[fileID{dev, ino}]
 	s.mu.Unlock()
 	if x != nil {
-		return reader{data: x.data, s: s, x: x}
+		return s.reader(x, "")
 	}
 	select {
 	case <-s.ready:
@@ -66,14 +66,14 @@ func (s *Server) findFile(dev, ino uint64) precontent.Source {
 	if dev == 0 && ino == 0 {
 		var all precontent.All
 		for _, x := range s.files {
-			all = append(all, reader{data: x.data, s: s, x: x})
+			all = append(all, s.reader(x, ""))
 		}
 		return all
 	}
 	if x = s.files[fileID{dev, ino}]; x == nil {
 		return nil
 	}
-	return reader{data: x.data, s: s, x: x}
+	return s.reader(x, "")
 }
 
 // refused has it noted that a read by events is an error of which no layer knows:

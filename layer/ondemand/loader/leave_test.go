@@ -18,7 +18,7 @@ func TestTheFileThatIsMarkedIsTheOneThatIsThere(t *testing.T) {
 	ctx, d := t.Context(), w.layer.Digest
 	must(t, w.store.Release(ctx, "sb"))
 	defer w.serve()()
-	w.eventually("the loader answers", func() bool { pid, err := w.client.PID(ctx); return err == nil && pid == os.Getpid() })
+	w.eventually("the loader answers", func() bool { c, err := w.client.Counts(ctx); return err == nil && c.PID == os.Getpid() })
 	kept := func() []string {
 		names, err := w.shelf.Names(ctx, prefix+d.Hex())
 		must(t, err)

@@ -272,7 +272,7 @@ func (s *Server) serve(f *frame) error {
 	f.files[fileDev], f.files[fileJournal] = nil, nil
 	name, digest := f.Session, f.Digest
 	s.work.Go(func() {
-		err := fuse.Serve(s.ctx, dev, journal, reader{data: x.data, s: s, x: x, session: name})
+		err := fuse.Serve(s.ctx, dev, journal, s.reader(x, name))
 		_ = dev.Close()
 		_ = journal.Close()
 		if s.ctx.Err() != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // againAfter is how long the client waits before it asks again for what its
@@ -73,9 +74,7 @@ func (c *Client) sessionEnded(f *frame) {
 	}()
 	e := Ended{Layer: f.Digest, Session: numberOf(f.Session), At: c.plausible(f.At)}
 	for c.c.Ended != nil && !c.c.Ended(c.ctx, e) {
-		select {
-		case <-time.After(againAfter):
-		case <-c.ctx.Done():
+		if within.Sleep(c.ctx, againAfter) != nil {
 			return
 		}
 	}

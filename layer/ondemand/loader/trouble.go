@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -44,9 +45,9 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// stays says of an error that a reader may have got more of it than that: the
-// agent has to know of it whatever else fails beside it.
-func stays(err error) bool {
+// worse says of an error that it is not only that something is away: the agent has
+// to know of it whatever else fails beside it.
+func worse(err error) bool {
 	switch dsec.ClassOf(err) {
 	case dsec.Corrupt, dsec.Internal:
 		return true
@@ -56,7 +57,7 @@ func stays(err error) bool {
 
 func (t *troubles) add(at time.Time, err error) {
 	t.count++
-	if t.why == nil || stays(err) || !stays(t.why) {
+	if t.why == nil || worse(err) || !worse(t.why) {
 		t.why = err
 	}
 	if t.sent > t.noted {
@@ -149,9 +150,7 @@ func (s *Server) notTaken(key failing, f *frame) {
 	}
 	t.again = true
 	s.work.Go(func() {
-		select {
-		case <-time.After(s.opts.NoteWithin / 10):
-		case <-s.ctx.Done():
+		if within.Sleep(s.ctx, s.opts.NoteWithin/10) != nil {
 			return
 		}
 		s.mu.Lock()

@@ -106,7 +106,7 @@ func TestTheNextAgentIsToldOfWhatFailedWithoutOne(t *testing.T) {
 	r, stop := w.broken(Options{NoteWithin: 100 * time.Millisecond})
 	defer stop()
 	w.reopen(func(ctx context.Context, _ Trouble) bool { <-ctx.Done(); return false }) // it ends before it has noted anything
-	w.eventually("the agent is there", func() bool { _, err := w.client.PID(t.Context()); return err == nil })
+	w.eventually("the agent is there", func() bool { _, err := w.client.Counts(t.Context()); return err == nil })
 	before := time.Now()
 	if err := w.read(r); dsec.ClassOf(err) != dsec.Unavailable {
 		t.Fatalf("read: %v", err)
