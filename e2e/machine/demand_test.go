@@ -134,7 +134,7 @@ func TestH8_AChainOfPackedDisksComesOnDemand(t *testing.T) {
 		}
 		var gone []dsec.LayerRef
 		for _, d := range digests {
-			if !s.demand {
+			if !s.lazy {
 				break
 			}
 			freed, err := s.EvictLayer(t.Context(), dsec.LayerRef(d))
@@ -145,7 +145,7 @@ func TestH8_AChainOfPackedDisksComesOnDemand(t *testing.T) {
 				gone = append(gone, dsec.LayerRef(d))
 			}
 		}
-		if s.demand && len(gone) < 2 {
+		if s.lazy && len(gone) < 2 {
 			t.Errorf("only %v of %v are not here: the test tests little", gone, digests)
 		}
 		id := s.create(func(x *dsec.Spec) { x.Image = from })

@@ -55,7 +55,7 @@ func evictAndRead(t *testing.T, how string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := h.demand(made.Digest.Hex()); d.Here != 0 || d.Touched != -1 || d.Served || d.Tags[0] != "data" {
+		if d := h.demand(dsec.LayerRef(made.Digest)); d.Here != 0 || d.Touched != -1 || d.Served || d.Tags[0] != "data" {
 			t.Errorf("after eviction: %+v", d)
 		}
 		return freed
@@ -67,7 +67,7 @@ func evictAndRead(t *testing.T, how string) {
 		t.Errorf("a trace of plain files: %v", err)
 	}
 	id = read(some, "right\n")
-	first := h.demand(made.Digest.Hex())
+	first := h.demand(dsec.LayerRef(made.Digest))
 	if first.Stalls == 0 || first.Touched <= 0 || first.Plain < first.Touched || first.Here == 0 || first.Here == first.Chunks || !first.Served {
 		t.Errorf("some of it is read: %+v", first)
 	}
@@ -89,19 +89,19 @@ func evictAndRead(t *testing.T, how string) {
 	}
 }
 
-// demand finds one layer.
-func (h *host) demand(hex string) client.LayerDemand {
+// demand finds one layer, by its digest or its first tag.
+func (h *host) demand(ref dsec.LayerRef) client.LayerDemand {
 	h.t.Helper()
 	all, err := h.LayersOnDemand(h.t.Context())
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	for _, l := range all {
-		if l.Digest.Hex() == hex {
+		if string(l.Digest) == string(ref) || len(l.Tags) > 0 && l.Tags[0] == string(ref) {
 			return l
 		}
 	}
-	h.t.Fatalf("%s is not among %+v", hex, all)
+	h.t.Fatalf("%s is not among %+v", ref, all)
 	return client.LayerDemand{}
 }
 

@@ -13,18 +13,17 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob/fault"
 	"github.com/opendsec/dsec/blob/s3test"
-	"github.com/opendsec/dsec/layer/ondemand/precontent"
 )
 
 // TestWhoMayHaveSeenAnErrorOfALayerEndsInfraImage: by both mechanisms, over a
 // restart of the agent and of the loader, and nobody else does.
 func TestWhoMayHaveSeenAnErrorOfALayerEndsInfraImage(t *testing.T) {
-	t.Run("fuse", func(t *testing.T) { storeBreaks(t, "fuse") })
-	if err := precontent.Supported("/var/tmp"); err != nil {
-		t.Logf("skipped: pre-content: %v", err)
-		return
+	for _, how := range []string{"fuse", "pre-content"} {
+		t.Run(how, func(t *testing.T) {
+			needs(t, how)
+			storeBreaks(t, how)
+		})
 	}
-	t.Run("pre-content", func(t *testing.T) { storeBreaks(t, "pre-content") })
 }
 
 // onObjects is a machine with a layer that lies in a real S3 server, whose keys
@@ -116,7 +115,7 @@ func TestALostMountIsNotUsedAgain(t *testing.T) {
 	if out, r := h.sh(had, "head -c 100 /data/sums >/dev/null"); r.ExitCode != 0 {
 		t.Fatalf("%s, %+v", out, r)
 	}
-	h.abort(h.demand(strings.TrimPrefix(string(ref), "sha256:")).DataSize)
+	h.abort(h.demand(ref).DataSize)
 	eventually(t, "it is noted that a mount is lost", func() bool { return h.blamed(had) })
 	if out, r := h.sh(had, "cat /data/*/* >/dev/null"); r.ExitCode == 0 || r.Blame != dsec.CauseInfraImage {
 		t.Errorf("through a mount that is lost: %+v, %.300s", r, out)
@@ -168,7 +167,6 @@ func (h *host) abort(size int64) {
 // and next to nothing is kept.
 func TestWhatLayersMayTakeIsEnough(t *testing.T) {
 	h, ref, _ := onObjects(t, "fuse, layer_cache: 1MiB", 300)
-	hex := strings.TrimPrefix(string(ref), "sha256:")
 	id := h.with(ref)
 	for range 2 {
 		if out, err := h.follow(t.Context(), id, reading); err != nil || out != "read 300\n" {
@@ -178,7 +176,7 @@ func TestWhatLayersMayTakeIsEnough(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if d := h.demand(hex); d.Here*4 > d.Chunks || d.Failures > 0 {
+	if d := h.demand(ref); d.Here*4 > d.Chunks || d.Failures > 0 {
 		t.Errorf("kept: %+v", d)
 	}
 	if says := h.demandChecks(); !strings.Contains(says, " uncached reads of ") {

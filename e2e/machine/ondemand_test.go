@@ -18,7 +18,6 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/blob/s3test"
 	"github.com/opendsec/dsec/client"
-	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/process"
 )
@@ -234,7 +233,7 @@ func (h *host) killAtOnce(ctx context.Context, ref dsec.LayerRef, names []string
 	}
 	r := readers{h: h, ref: ref}
 	r.start(ctx, 3, func() bool { return false }) // until they are gone
-	eventually(h.t, "data to come", func() bool { return h.demand(layer.Digest(ref).Hex()).Here > 2 })
+	eventually(h.t, "data to come", func() bool { return h.demand(ref).Here > 2 })
 	var pids []int
 	for _, name := range names {
 		if name == "hold" {

@@ -35,7 +35,7 @@ func eachWay(t *testing.T, test func(*testing.T, *site)) {
 // site is a machine of eachWay.
 type site struct {
 	*host
-	demand bool
+	lazy bool // its layers come as they are read
 }
 
 // layer makes one of members of a tar, and of so much more that it is not fetched
@@ -52,39 +52,24 @@ func (s *site) layer(tag string, members []byte) {
 // giveBack has the data of a layer be elsewhere only.
 func (s *site) giveBack(ref dsec.LayerRef) {
 	s.t.Helper()
-	if !s.demand {
+	if !s.lazy {
 		return
 	}
 	if _, err := s.EvictLayer(s.t.Context(), ref); err != nil {
 		s.t.Fatal(err)
 	}
-	if d := s.of(ref); d.Here != 0 || d.Chunks == 0 {
+	if d := s.demand(ref); d.Here != 0 || d.Chunks == 0 {
 		s.t.Fatalf("%s is here: %+v", ref, d)
 	}
-}
-
-func (s *site) of(ref dsec.LayerRef) client.LayerDemand {
-	s.t.Helper()
-	all, err := s.LayersOnDemand(s.t.Context())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	for _, l := range all {
-		if string(l.Digest) == string(ref) || len(l.Tags) > 0 && l.Tags[0] == string(ref) {
-			return l
-		}
-	}
-	s.t.Fatalf("%s is not among %+v", ref, all)
-	return client.LayerDemand{}
 }
 
 // came wants that some of a layer, and not all, was brought because it was read.
 func (s *site) came(ref dsec.LayerRef) {
 	s.t.Helper()
-	if !s.demand {
+	if !s.lazy {
 		return
 	}
-	if d := s.of(ref); d.Stalls == 0 || d.Here == 0 || d.Failures > 0 {
+	if d := s.demand(ref); d.Stalls == 0 || d.Here == 0 || d.Failures > 0 {
 		s.t.Errorf("%s did not come as it was read: %+v", ref, d)
 	}
 }
