@@ -12,25 +12,31 @@ import (
 	"github.com/opendsec/dsec/layer"
 )
 
-// run says in the store that a collector is at work, and what it removes.
+// run says in the store that a collector is at work, and what it removes: in
+// marks whose content never changes, so that a write that was given up and is
+// carried out later does no harm.
 type run struct {
 	blobs blob.Store
-	key   string
 	owner string
 	stop  func() // ends the renewing
 
-	mu      sync.Mutex // held while it is written
+	mu    sync.Mutex // held while marks are written
+	marks []mark
+	wrote time.Time // when the last writing of them that worked began
+}
+
+type mark struct {
+	key     string
 	removes []string
-	wrote   time.Time // when the last writing of it that worked began
 }
 
 // begin makes this the one run there is.
 func (p *pass) begin(ctx context.Context) error {
-	r := &run{blobs: p.blobs, key: layer.RunPrefix + dsec.Random(20), owner: p.o.Owner}
+	r := &run{blobs: p.blobs, owner: p.o.Owner}
 	if err := r.write(ctx, nil); err != nil {
 		return err
 	}
-	info, err := p.blobs.Stat(ctx, r.key)
+	info, err := p.blobs.Stat(ctx, r.marks[0].key)
 	if err == nil {
 		p.run, p.now = r, info.ModTime
 		err = p.alone(ctx)
@@ -68,7 +74,7 @@ func (p *pass) alone(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if info.Key == p.run.key {
+		if info.Key == p.run.marks[0].key {
 			continue
 		}
 		age := p.now.Sub(info.ModTime)
@@ -89,37 +95,42 @@ func (p *pass) alone(ctx context.Context) error {
 	return nil
 }
 
-// write says what the run removes.
+// write makes a mark that says what the run removes.
 func (r *run) write(ctx context.Context, removes []string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.writeLocked(ctx, removes)
+	r.marks = append(r.marks, mark{layer.RunPrefix + dsec.Random(20), removes})
+	return r.writeLocked(ctx, r.marks[len(r.marks)-1:])
 }
 
-// again writes the run as it is.
+// again writes all marks as they are.
 func (r *run) again(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.writeLocked(ctx, r.removes)
+	return r.writeLocked(ctx, r.marks)
 }
 
-func (r *run) writeLocked(ctx context.Context, removes []string) error {
+func (r *run) writeLocked(ctx context.Context, marks []mark) error {
 	if err := r.stoodStillLocked(); err != nil {
 		return err
 	}
 	began := time.Now()
-	err := r.blobs.Put(ctx, r.key, bytes.NewReader(layer.NewRun(r.owner, removes).Encode()), blob.PutOptions{})
-	if err == nil {
-		r.wrote, r.removes = began, removes
+	for _, m := range marks {
+		if err := r.blobs.Put(ctx, m.key, bytes.NewReader(layer.NewRun(r.owner, m.removes).Encode()), blob.PutOptions{}); err != nil {
+			return err
+		}
 	}
-	return err
+	if r.wrote.IsZero() || len(marks) == len(r.marks) {
+		r.wrote = began
+	}
+	return nil
 }
 
 // stoodStillLocked is an error when others may soon take the run for dead. Then
 // it must not come to life again.
 func (r *run) stoodStillLocked() error {
 	if age := time.Since(r.wrote); !r.wrote.IsZero() && age > layer.RunStops {
-		return dsec.Errorf(dsec.Unavailable, "collect garbage", r.key, "stood still for %v: another may be at work", age.Round(time.Second))
+		return dsec.Errorf(dsec.Unavailable, "collect garbage", r.marks[0].key, "stood still for %v: another may be at work", age.Round(time.Second))
 	}
 	return nil
 }
@@ -142,7 +153,11 @@ func (r *run) end(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	return r.blobs.Delete(ctx, r.key)
+	var err error
+	for _, m := range r.marks {
+		err = errors.Join(err, r.blobs.Delete(ctx, m.key))
+	}
+	return err
 }
 
 func (p *pass) end(ctx context.Context) error { return p.run.end(ctx) }

@@ -20,7 +20,7 @@ func TestARunThatStoodStillIsOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	r := &run{blobs: b, key: layer.RunPrefix + "x"}
+	r := &run{blobs: b}
 	if err := r.write(ctx, []string{"c"}); err != nil {
 		t.Fatal(err)
 	}

@@ -37,20 +37,26 @@ func (s *Store) Renew(ctx context.Context) error {
 	if len(r.Keep) > layer.MaxRootKeys {
 		return dsec.Errorf(dsec.Internal, "write root", s.id, "%d objects, at most %d", len(r.Keep), layer.MaxRootKeys)
 	}
-	if err := s.opts.Blobs.Put(ctx, s.root, bytes.NewReader(r.Encode()), blob.PutOptions{}); err != nil {
+	// A new key each time: an earlier write that was given up may yet be carried
+	// out, and must not replace this one.
+	root := layer.RootPrefix + s.id + "/" + dsec.Random(20)
+	if err := s.opts.Blobs.Put(ctx, root, bytes.NewReader(r.Encode()), blob.PutOptions{}); err != nil {
 		return err
-	}
-	for _, key := range old {
-		if err := s.opts.Blobs.Delete(ctx, key); err != nil {
-			return err
-		}
 	}
 	if lost {
 		if err := s.restore(ctx); err != nil {
 			return err
 		}
 	}
-	return diskError("write root", s.id, s.writeFile("rooted", []byte(s.root+"\n"), true))
+	if err := s.writeFile("rooted", []byte(root+"\n"), true); err != nil {
+		return diskError("write root", s.id, err)
+	}
+	for _, key := range old {
+		if err := s.opts.Blobs.Delete(ctx, key); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // RenewEvery is how often Renew wants to be called.
@@ -76,7 +82,7 @@ func (s *Store) oldRoots(ctx context.Context) (old []string, lost bool, err erro
 		if info.Key == last {
 			lost = false
 		}
-		if !working && info.Key != s.root {
+		if !working {
 			old = append(old, info.Key)
 		}
 	}

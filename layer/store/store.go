@@ -121,7 +121,6 @@ type shared struct {
 	pins     map[string]bool // keys of pins of work in progress
 
 	id       string // of this store
-	root     string // the key of what it keeps; another each time it is opened
 	renewing sync.Mutex
 
 	pull *image.Puller
@@ -202,7 +201,6 @@ func (s *Store) identify() error {
 		s.id = dsec.Random(20)
 		err = s.writeFile("id", []byte(s.id+"\n"), true)
 	}
-	s.root = layer.RootPrefix + s.id + "/" + dsec.Random(20)
 	return err
 }
 
