@@ -99,6 +99,41 @@ func TestALateRootTakesNothingBack(t *testing.T) {
 	}
 }
 
+// TestALatePinTakesNothingBack: a push says what it relies on bit by bit; the
+// first of it written once more leaves the rest said.
+func TestALatePinTakesNothingBack(t *testing.T) {
+	ctx := context.Background()
+	blobs := &late{Store: openBucket(t, t.TempDir()), prefix: layer.RootPrefix}
+	s := openNode(t, t.TempDir(), blobs)
+	if _, err := importTree(ctx, s, tree(t, 1, 1), "tag"); err != nil {
+		t.Fatal(err)
+	}
+	if err := blobs.land(len(blobs.later)); err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]bool{}
+	for _, key := range keys(t, blobs, layer.RootPrefix) {
+		b, err := blob.ReadAll(ctx, blobs, key, layer.MaxRoot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		root, err := layer.DecodeRoot(b, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kept := range root.Keep {
+			said[kept] = true
+		}
+	}
+	for _, kind := range []string{"manifests/", "indexes/", "meta/", "packs/"} {
+		for _, key := range keys(t, blobs, kind) {
+			if !said[key] {
+				t.Errorf("%s is not announced", key)
+			}
+		}
+	}
+}
+
 // TestALateRunHidesNothing: whatever of a run is written once more while it
 // deletes, who looks sees all that it removes.
 func TestALateRunHidesNothing(t *testing.T) {

@@ -19,12 +19,13 @@ const (
 )
 
 // pin says in the blob store what a piece of work relies on, see
-// docs/formats/collect.md. Without a blob store it is nothing.
+// docs/formats/collect.md. Without a blob store it is nothing. Each thing it says
+// is an object of its own, so that a write that was given up and is carried out
+// later takes nothing back.
 type pin struct {
 	s    *Store
-	key  string
-	keep []string
-	at   time.Time // by the store's clock, when it was written; zero: nobody asked yet
+	keys []string
+	at   time.Time // by the store's clock, when the last was written; zero: nobody asked yet
 	here time.Time // by ours, before that
 }
 
@@ -35,10 +36,7 @@ func (s *Store) announce(ctx context.Context, keys ...string) (*pin, error) {
 	if s.opts.Blobs == nil {
 		return nil, nil
 	}
-	p := &pin{s: s, key: layer.RootPrefix + s.id + "/" + dsec.Random(20)}
-	s.mu.Lock()
-	s.pins[p.key] = true
-	s.mu.Unlock()
+	p := &pin{s: s}
 	if err := p.add(ctx, keys...); err != nil {
 		p.release(ctx, false)
 		return nil, err
@@ -51,10 +49,14 @@ func (p *pin) add(ctx context.Context, keys ...string) error {
 	if p == nil {
 		return nil
 	}
-	r := layer.NewRoot(p.s.opts.Name, RenewEvery, append(p.keep, keys...))
-	p.keep = r.Keep
+	key := layer.RootPrefix + p.s.id + "/" + dsec.Random(20)
+	p.s.mu.Lock()
+	p.s.pins[key] = true
+	p.s.mu.Unlock()
+	p.keys = append(p.keys, key)
 	p.at, p.here = time.Time{}, time.Now()
-	if err := p.s.opts.Blobs.Put(ctx, p.key, bytes.NewReader(r.Encode()), blob.PutOptions{}); err != nil {
+	r := layer.NewRoot(p.s.opts.Name, RenewEvery, keys)
+	if err := p.s.opts.Blobs.Put(ctx, key, bytes.NewReader(r.Encode()), blob.PutOptions{}); err != nil {
 		return err
 	}
 	return p.clear(ctx, keys)
@@ -63,7 +65,7 @@ func (p *pin) add(ctx context.Context, keys ...string) error {
 // now is the store's time, or a little later.
 func (p *pin) now(ctx context.Context) (time.Time, error) {
 	if p.at.IsZero() {
-		info, err := p.s.opts.Blobs.Stat(ctx, p.key)
+		info, err := p.s.opts.Blobs.Stat(ctx, p.keys[len(p.keys)-1])
 		if err != nil {
 			return time.Time{}, err
 		}
@@ -149,11 +151,15 @@ func (p *pin) release(ctx context.Context, kept bool) {
 	if !kept {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		if err := p.s.opts.Blobs.Delete(ctx, p.key); err != nil {
-			p.s.opts.Log.Warn("announcement in the blob store stays for now", "key", p.key, "err", err)
+		for _, key := range p.keys {
+			if err := p.s.opts.Blobs.Delete(ctx, key); err != nil {
+				p.s.opts.Log.Warn("announcement in the blob store stays for now", "key", key, "err", err)
+			}
 		}
 	}
 	p.s.mu.Lock()
-	delete(p.s.pins, p.key)
-	p.s.mu.Unlock()
+	defer p.s.mu.Unlock()
+	for _, key := range p.keys {
+		delete(p.s.pins, key)
+	}
 }
