@@ -78,7 +78,7 @@ func newWorld(t *testing.T) *world {
 		}
 		w.envs = append(w.envs, e)
 	}
-	m.end()
+	m.Down()
 	return w
 }
 

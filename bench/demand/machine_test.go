@@ -1,23 +1,20 @@
 package demand
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/bench"
 	"github.com/opendsec/dsec/blob/s3test"
-	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/e2e/up"
 	"github.com/opendsec/dsec/layer"
 )
 
@@ -70,12 +67,8 @@ func (d *disk) written() int64 {
 
 // machine is a `dsec up` on a disk of its own.
 type machine struct {
-	*client.Client
+	*up.Machine
 	*disk
-	args []string
-	up   *exec.Cmd
-	log  string
-	end  func() // once
 }
 
 // dsecBinary is built of this tree by TestMain.
@@ -84,60 +77,9 @@ var dsecBinary string
 // boot starts a machine that knows no layer.
 func boot(t *testing.T, blobs, how string) *machine {
 	t.Helper()
-	m := &machine{disk: newDisk(t)}
-	conf := filepath.Join(m.dir, "dsec.yaml")
-	must(t, os.WriteFile(conf, []byte(fmt.Sprintf("gateway: {listen: ''}\nnode: {on_demand: %s, disk_pool: 24GiB}\nblobs: %s\n", how, blobs)), 0o600))
-	m.args = []string{"--instance", "demand", "--data", filepath.Join(m.dir, "data"), "--run", filepath.Join(m.dir, "run"), "--config", conf}
-	m.log = filepath.Join(m.dir, "log")
-	log, err := os.Create(m.log)
-	must(t, err)
-	m.up = exec.Command(dsecBinary, append([]string{"up"}, m.args...)...)
-	m.up.Env = append(os.Environ(), "DSEC_CONFIG="+filepath.Join(m.dir, "context.json"))
-	m.up.Stdout, m.up.Stderr = log, log
-	must(t, m.up.Start())
-	must(t, log.Close())
-	ended := make(chan struct{})
-	go func() {
-		_ = m.up.Wait()
-		close(ended)
-	}()
-	m.end = sync.OnceFunc(func() { m.down(ended) })
-	t.Cleanup(m.end)
-	m.await(ended)
-	m.Client, err = client.New(client.Config{URL: "unix://" + filepath.Join(m.dir, "run", "gateway.sock")})
-	must(t, err)
-	return m
-}
-
-func (m *machine) await(ended chan struct{}) {
-	m.t.Helper()
-	for {
-		text, err := os.ReadFile(m.log)
-		must(m.t, err)
-		if bytes.Contains(text, []byte("dsec is up")) {
-			return
-		}
-		select {
-		case <-ended:
-			m.t.Fatalf("dsec up has ended:\n%s", text)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-}
-
-func (m *machine) down(ended chan struct{}) {
-	if m.Client != nil {
-		_ = m.Client.Close()
-	}
-	out, err := exec.Command(dsecBinary, append([]string{"down", "--purge"}, m.args...)...).CombinedOutput()
-	<-ended
-	if err != nil || !bytes.Contains(out, []byte("nothing is left")) {
-		m.t.Errorf("dsec down: %v\n%s", err, out)
-	}
-	if m.t.Failed() {
-		text, _ := os.ReadFile(m.log)
-		m.t.Logf("log of dsec:\n%s", text[max(0, len(text)-4000):])
-	}
+	d := newDisk(t)
+	conf := fmt.Sprintf("gateway: {listen: ''}\nnode: {on_demand: %s, disk_pool: 24GiB}\nblobs: %s\n", how, blobs)
+	return &machine{up.Start(t, dsecBinary, "demand", filepath.Join(d.dir, "up"), conf), d}
 }
 
 // TestMain builds dsec, if there is anything to measure.
@@ -145,19 +87,13 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
 	if os.Getenv(imagesEnv) != "" {
-		dir, err := os.MkdirTemp("", "dsec-demand-")
-		if err != nil {
+		var remove func()
+		var err error
+		if dsecBinary, remove, err = up.Build("../.."); err != nil {
 			fmt.Println(err)
 			return 1
 		}
-		defer os.RemoveAll(dir)
-		dsecBinary = filepath.Join(dir, "dsec")
-		cmd := exec.Command("go", "build", "-o", dsecBinary, "../../cmd/dsec")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			fmt.Printf("build dsec: %v\n%s", err, out)
-			return 1
-		}
+		defer remove()
 	}
 	return m.Run()
 }

@@ -86,7 +86,7 @@ func (w *world) neverSeen(t *testing.T) {
 			seen := e
 			seen.refs = []dsec.LayerRef{dsec.LayerRef(ref)}
 			ours := m.burst(w, "never seen", []env{seen})
-			m.end()
+			m.Down()
 			theirs := w.unpacked(t, h.open, []env{e})
 			text += fmt.Sprintf("\n| %s | %d | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f |", e.Name, len(e.Layers), ours.ready[0].Seconds(), ours.last().Seconds(),
 				theirs.ready[0].Seconds(), theirs.last().Seconds(), ours.ready[0].Seconds()/theirs.ready[0].Seconds(), ours.last().Seconds()/theirs.last().Seconds())

@@ -27,8 +27,8 @@ func TestObjectStorageOnS3(t *testing.T) {
 	}
 	id := h.create(nil)
 	inside, _ := h.sh(id, "cat /proc/1/environ /proc/self/environ")
-	for what, text := range map[string]string{"the gateway": environ(t, h.child("gateway")), "the hold": environ(t, h.holdPID()), "a sandbox": inside,
-		"the log": h.log.String(), "the hold's log": read(t, h.dir+"/data/hold.log")} {
+	for what, text := range map[string]string{"the gateway": environ(t, h.Child("gateway")), "the hold": environ(t, h.holdPID()), "a sandbox": inside,
+		"the log": h.Log.String(), "the hold's log": read(t, h.Dir+"/data/hold.log")} {
 		if strings.Contains(text, server.SecretKey) || strings.Contains(text, server.AccessKey) {
 			t.Errorf("%s has the credentials", what)
 		}
@@ -42,7 +42,7 @@ func TestObjectStorageOnS3(t *testing.T) {
 	if err := server.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	h.kill("node") // another agent has them, too
+	h.Kill("node") // another agent has them, too
 	if c := h.objectStorage(); !c.OK {
 		t.Errorf("doctor, when it is back: %+v", c)
 	}

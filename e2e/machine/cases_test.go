@@ -145,7 +145,7 @@ func TestC8_KeptOutputIsBoundedOnDisk(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	var used int64
-	err = filepath.WalkDir(filepath.Join(h.dir, "data", "sandboxes"), func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(filepath.Join(h.Dir, "data", "sandboxes"), func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
 			if st, err := d.Info(); err == nil {
 				used += st.Size()
@@ -187,7 +187,7 @@ func TestI5_TheAgentIsNeverTheVictim(t *testing.T) {
 	if _, err := fmt.Sscan(out, &adj); err != nil || adj < 500 {
 		t.Errorf("commands in a sandbox have oom_score_adj %q", out)
 	}
-	for _, pid := range []int{h.child("node"), h.child("gateway"), h.holdPID()} {
+	for _, pid := range []int{h.Child("node"), h.Child("gateway"), h.holdPID()} {
 		var ours int
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
 		if err != nil {
@@ -197,12 +197,12 @@ func TestI5_TheAgentIsNeverTheVictim(t *testing.T) {
 			t.Errorf("process %d has oom_score_adj %q, sandboxes %d", pid, text, adj)
 		}
 	}
-	node, hold := h.child("node"), h.holdPID()
+	node, hold := h.Child("node"), h.holdPID()
 	r, err := h.Run(t.Context(), id, process.Spec{Argv: []string{"/bin/tail", "/dev/zero"}, Timeout: time.Minute}, nil, nil)
 	if err != nil || !r.OOM || r.ExitCode != 137 || r.OOMLimit != 32<<20 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if h.child("node") != node || h.holdPID() != hold || syscall.Kill(node, 0) != nil {
+	if h.Child("node") != node || h.holdPID() != hold || syscall.Kill(node, 0) != nil {
 		t.Error("the agent was hit")
 	}
 	if out, _ := h.sh(id, "echo lives"); out != "lives\n" {
@@ -227,7 +227,7 @@ func (h *host) counts() string {
 		h.t.Fatalf("%v, %v", nodes, err)
 	}
 	http := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(h.dir, "run", "gateway.sock"))
+		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(h.Dir, "run", "gateway.sock"))
 	}}}
 	defer http.CloseIdleConnections()
 	resp, err := http.Get("http://dsec/v1/nodes/" + string(nodes[0].ID) + "/metrics")
@@ -257,8 +257,8 @@ func TestRefusedUploadsAreQuiet(t *testing.T) {
 	if state := h.states(t.Context())[id]; state != dsec.Running {
 		t.Errorf("a refused commit left it %s", state)
 	}
-	if strings.Contains(h.log.String(), "panic") {
-		t.Errorf("the log:\n%s", h.log)
+	if strings.Contains(h.Log.String(), "panic") {
+		t.Errorf("the log:\n%s", h.Log)
 	}
 }
 
@@ -314,21 +314,13 @@ func TestOneSandboxCannotUseUpAnothersWatches(t *testing.T) {
 // What people have on their own machine becomes an image through the command line.
 func TestDirectoriesAndLayoutsAreImported(t *testing.T) {
 	h := start(t)
-	dsecDo := func(args ...string) {
-		t.Helper()
-		cmd := exec.Command(binary, args...)
-		cmd.Env = append(os.Environ(), "DSEC_SOCKET="+filepath.Join(h.dir, "run", "gateway.sock"))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("dsec %v: %v\n%s", args, err, out)
-		}
-	}
-	dsecDo("image", "import", staticLayout(t), "--tag", "layout")
+	h.cli("image", "import", staticLayout(t), "--tag", "layout")
 	tree := t.TempDir()
 	if out, err := exec.Command("tar", "-C", tree, "-xf", oneProgram(t)).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	dsecDo("image", "import", tree, "--tag", "tree")
+	h.cli("image", "import", tree, "--tag", "tree")
 	for _, image := range []string{"layout", "tree"} {
-		dsecDo("run", image, "--", "/busybox", "true")
+		h.cli("run", image, "--", "/busybox", "true")
 	}
 }

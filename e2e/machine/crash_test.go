@@ -35,7 +35,7 @@ func TestG1_KilledAgentFindsItsSandboxesAgain(t *testing.T) {
 		}
 		ids, procs = append(ids, id), append(procs, p)
 	}
-	h.kill("node")
+	h.Kill("node")
 	eventually(t, "all sandboxes are running again", func() bool {
 		states := h.states(t.Context())
 		for _, id := range ids {
@@ -69,7 +69,7 @@ func TestG1_KilledAgentFindsItsSandboxesAgain(t *testing.T) {
 func TestKilledGatewayLosesNothing(t *testing.T) {
 	h := start(t)
 	id := h.create(nil)
-	h.kill("gateway")
+	h.Kill("gateway")
 	eventually(t, "the sandbox is listed", func() bool {
 		list, _, err := h.List(t.Context(), client.ListOptions{})
 		return err == nil && len(list) == 1 && list[0].ID == id && list[0].State == dsec.Running
@@ -117,7 +117,7 @@ func (h *host) holdPID() int {
 	for _, d := range dirs {
 		line, err := os.ReadFile("/proc/" + d.Name() + "/cmdline")
 		var pid int
-		if err == nil && bytes.Contains(line, []byte(h.dir+"/run/hold")) && bytes.Contains(line, []byte("hold")) {
+		if err == nil && bytes.Contains(line, []byte(h.Dir+"/run/hold")) && bytes.Contains(line, []byte("hold")) {
 			if _, err := fmt.Sscan(d.Name(), &pid); err == nil {
 				return pid
 			}
@@ -214,7 +214,7 @@ func TestKillUnderLoadLosesNoRunningSandbox(t *testing.T) {
 	}
 	for range kills {
 		time.Sleep(300 * time.Millisecond) // load between the kills, not a wait for something
-		h.kill("node")
+		h.Kill("node")
 	}
 	stop()
 	wg.Wait()

@@ -3,7 +3,6 @@ package machine
 import (
 	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -24,8 +23,8 @@ func (h *host) busy() {
 func (h *host) ends() {
 	h.t.Helper()
 	begun := time.Now()
-	out, err := exec.Command(binary, append([]string{"down"}, h.args...)...).CombinedOutput()
-	<-h.ended
+	out, err := h.Command("down").CombinedOutput()
+	<-h.Ended
 	if !bytes.Contains(out, []byte("nothing is left")) {
 		h.t.Errorf("dsec down: %v\n%s", err, out)
 	}
@@ -40,8 +39,8 @@ func (h *host) ends() {
 func TestDownOnAFullHostDisk(t *testing.T) {
 	dir := small(t)
 	h := startIn(t, filepath.Join(dir, "state"))
-	if h.log.count("the disk pool may grow to") == 0 {
-		t.Errorf("no word of a pool of 8 GiB on 700 MB:\n%s", h.log)
+	if h.Log.Count("the disk pool may grow to") == 0 {
+		t.Errorf("no word of a pool of 8 GiB on 700 MB:\n%s", h.Log)
 	}
 	writer := h.create(nil)
 	h.busy()
@@ -56,7 +55,7 @@ func TestDownWithoutTheStateOfTheNode(t *testing.T) {
 	h := start(t)
 	h.busy()
 	h.busy()
-	if err := os.WriteFile(filepath.Join(h.dir, "data", "node", "ledger.db"), bytes.Repeat([]byte("x"), 1<<16), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(h.Dir, "data", "node", "ledger.db"), bytes.Repeat([]byte("x"), 1<<16), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	h.ends()
@@ -74,12 +73,11 @@ func TestAnInstanceIsOfOneData(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	args := append(append([]string{}, h.args...), "--data", filepath.Join(other, "data"), "--run", filepath.Join(other, "run"))
 	refused := func() {
 		t.Helper()
 		for _, verb := range []string{"up", "down"} {
-			out, err := exec.Command(binary, append([]string{verb}, args...)...).CombinedOutput()
-			if err == nil || !bytes.Contains(out, []byte("choose another --instance")) || !bytes.Contains(out, []byte(h.dir)) {
+			out, err := h.Command(verb, "--data", filepath.Join(other, "data"), "--run", filepath.Join(other, "run")).CombinedOutput()
+			if err == nil || !bytes.Contains(out, []byte("choose another --instance")) || !bytes.Contains(out, []byte(h.Dir)) {
 				t.Errorf("%s with other data: %v\n%s", verb, err, out)
 			}
 		}
@@ -88,12 +86,9 @@ func TestAnInstanceIsOfOneData(t *testing.T) {
 	if out, r := h.sh(id, "echo alive"); r.ExitCode != 0 || out != "alive\n" {
 		t.Errorf("%q %+v", out, r)
 	}
-	if err := h.up.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	<-h.ended
+	h.Quit(os.Interrupt)
 	refused()
-	h.serve()
+	h.Serve()
 	if out, r := h.sh(id, "echo alive"); r.ExitCode != 0 || out != "alive\n" {
 		t.Errorf("%q %+v", out, r)
 	}

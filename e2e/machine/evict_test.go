@@ -77,7 +77,7 @@ func evictAndRead(t *testing.T, how string) {
 	}
 	// All of it, while the loader is killed once; then it is plain files, and goes again.
 	id = h.create(func(s *dsec.Spec) { s.Layers = []dsec.LayerRef{"data"} })
-	h.kill("loader")
+	h.Kill("loader")
 	if out, err := h.follow(ctx, id, reading); err != nil || out != "read 300\n" {
 		t.Errorf("%q, %v", out, err)
 	}

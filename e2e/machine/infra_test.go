@@ -77,8 +77,8 @@ func storeBreaks(t *testing.T, how string) {
 		t.Errorf("a sandbox without the layer: %+v", r)
 	}
 	server.Proxy.Set(fault.Faults{})
-	h.kill("loader")
-	h.kill("node")
+	h.Kill("loader")
+	h.Kill("node")
 	for _, id := range []dsec.SandboxID{reader, neighbour} {
 		eventually(t, "the next agent answers", func() bool { _, err := h.Get(ctx, id); return err == nil })
 		if !h.blamed(id) {
@@ -145,7 +145,7 @@ func (h *host) abort(size int64) {
 			h.t.Error(err)
 		}
 	}()
-	open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", h.child("node")))
+	open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", h.Child("node")))
 	if err != nil {
 		h.t.Fatal(err)
 	}

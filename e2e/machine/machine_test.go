@@ -4,22 +4,17 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/e2e/up"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -36,19 +31,13 @@ func run(m *testing.M) int {
 		fmt.Println("skipped: only root can make sandboxes, and this is uid", os.Geteuid())
 		return 0
 	}
-	dir, err := os.MkdirTemp("", "dsec-e2e-")
-	if err != nil {
+	var remove func()
+	var err error
+	if binary, remove, err = up.Build("../.."); err != nil {
 		fmt.Println(err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
-	binary = filepath.Join(dir, "dsec")
-	cmd := exec.Command("go", "build", "-o", binary, "../../cmd/dsec")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		fmt.Printf("build dsec: %v\n%s", err, out)
-		return 1
-	}
+	defer remove()
 	// The tests that run beside each other wait for supervisors more than they work.
 	if err := flag.Set("test.parallel", "4"); err != nil {
 		fmt.Println(err)
@@ -59,15 +48,8 @@ func run(m *testing.M) int {
 
 // host is a machine that serves: a real `dsec up` with its own state.
 type host struct {
-	*client.Client
-	t    *testing.T
-	dir  string
-	args []string
-	up   *exec.Cmd
-	log  *lines
-
-	ended <-chan struct{} // closed when up has
-	over  sync.Once       // down
+	*up.Machine
+	t *testing.T
 }
 
 // instances there were: those that run at a time have users of their own.
@@ -93,122 +75,12 @@ func startIn(t *testing.T, dir string) *host {
 // startWith has more lines in its configuration, and settings of the node.
 func startWith(t *testing.T, dir, lines string, node ...string) *host {
 	t.Helper()
-	err := os.MkdirAll(dir, 0o711)
-	if err == nil {
-		err = os.Chmod(dir, 0o711) // the gateway is not root
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &host{t: t, dir: dir}
 	n := instances.Add(1)
 	node = append(node, "disk_pool: 8GiB", fmt.Sprintf("max_live: 1000, uid_ranges: %d, uid_base: %d", idRanges, 1<<20+n%16*idRanges<<16))
-	conf := filepath.Join(dir, "dsec.yaml")
-	if err := os.WriteFile(conf, []byte("gateway: {listen: ''}\nnode: {"+strings.Join(node, ", ")+"}\n"+lines), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	h.args = []string{"--instance", fmt.Sprintf("e%d", n), "--data", filepath.Join(dir, "data"),
-		"--run", filepath.Join(dir, "run"), "--config", conf}
-	t.Cleanup(h.down)
-	h.serve()
-	if h.Client, err = client.New(client.Config{URL: "unix://" + filepath.Join(dir, "run", "gateway.sock")}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = h.Client.Close() })
+	conf := "gateway: {listen: ''}\nnode: {" + strings.Join(node, ", ") + "}\n" + lines
+	h := &host{t: t, Machine: up.Start(t, binary, fmt.Sprintf("e%d", n), dir, conf)}
 	h.image("box", busybox(t))
 	return h
-}
-
-// serve starts `dsec up` and waits until it serves.
-func (h *host) serve() {
-	h.t.Helper()
-	h.log = &lines{}
-	h.up = exec.Command(binary, append([]string{"up"}, h.args...)...)
-	h.up.Env = append(os.Environ(), "DSEC_CONFIG="+filepath.Join(h.dir, "context.json"))
-	h.up.Stdout, h.up.Stderr = h.log, h.log
-	if err := h.up.Start(); err != nil {
-		h.t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() {
-		_ = h.up.Wait()
-		close(ended)
-	}()
-	h.ended = ended
-	h.await("dsec is up", 1)
-}
-
-// await waits until the log has a text n times, or dsec up has ended.
-func (h *host) await(s string, n int) {
-	h.t.Helper()
-	eventually(h.t, s+" in the log of dsec up", func() bool {
-		select {
-		case <-h.ended:
-			h.t.Fatalf("dsec up has ended:\n%s", h.log)
-		default:
-		}
-		return h.log.count(s) >= n
-	})
-}
-
-// worth are the lines of a log that are no everyday ones.
-func (l *lines) worth() string {
-	var out []string
-	for _, line := range strings.Split(l.String(), "\n") {
-		if !strings.Contains(line, `"level":"INFO"`) {
-			out = append(out, line)
-		}
-	}
-	return strings.Join(out, "\n")
-}
-
-// down ends everything and wants nothing left.
-func (h *host) down() { h.over.Do(h.end) }
-
-func (h *host) end() {
-	out, err := exec.Command(binary, append([]string{"down", "--purge"}, h.args...)...).CombinedOutput()
-	<-h.ended
-	if err != nil || !bytes.Contains(out, []byte("nothing is left")) {
-		h.t.Errorf("dsec down: %v\n%s\nlog:\n%s", err, out, h.log)
-	}
-	if err := os.RemoveAll(h.dir); err != nil {
-		h.t.Error(err)
-	}
-}
-
-// child returns the pid of the newest child of that name.
-func (h *host) child(name string) int {
-	h.t.Helper()
-	pid := 0
-	for _, l := range strings.Split(h.log.String(), "\n") {
-		var e struct {
-			Msg, Name string
-			PID       int
-		}
-		if json.Unmarshal([]byte(l), &e) == nil && e.Msg == "child ready" && e.Name == name {
-			pid = e.PID
-		}
-	}
-	if pid == 0 {
-		h.t.Fatalf("no child %s in\n%s", name, h.log)
-	}
-	return pid
-}
-
-// kill ends children with SIGKILL and waits until the supervisor has others.
-func (h *host) kill(names ...string) {
-	h.t.Helper()
-	ready := func(name string) string { return `"msg":"child ready","name":"` + name + `"` }
-	before := make([]int, len(names))
-	for i, name := range names {
-		before[i] = h.log.count(ready(name))
-		if err := syscall.Kill(h.child(name), syscall.SIGKILL); err != nil {
-			h.t.Fatal(err)
-		}
-	}
-	for i, name := range names {
-		h.await(ready(name), before[i]+1)
-	}
 }
 
 func (h *host) image(tag string, root []byte) {
@@ -276,35 +148,13 @@ func busybox(t *testing.T) []byte {
 // eventually polls, because what it looks at is another process's.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); {
+	for end := time.Now().Add(up.Within); !ok(); {
 		if time.Now().After(end) {
-			t.Fatalf("not within 30 s: %s", what)
+			t.Fatalf("not within %v: %s", up.Within, what)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 }
-
-// lines is a log that others wait on.
-type lines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-var _ io.Writer = (*lines)(nil)
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-func (l *lines) count(s string) int { return strings.Count(l.String(), s) }
 
 // states of all sandboxes that are not deleted.
 func (h *host) states(ctx context.Context) map[dsec.SandboxID]dsec.State {

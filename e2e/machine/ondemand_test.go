@@ -79,7 +79,7 @@ func onDemand(t *testing.T, how, blobs string, tree []byte) (*host, dsec.LayerRe
 	if err != nil {
 		t.Fatal(err)
 	}
-	one.down()
+	one.Down()
 	return startWith(t, place(), "blobs: "+blobs+"\n", "on_demand: "+how), dsec.LayerRef(l.Digest)
 }
 
@@ -126,7 +126,7 @@ func killWhileReading(t *testing.T, how, blobs string) {
 	h, ref := onDemand(t, how, blobs, randomTree(t, 600))
 	defer func() {
 		if t.Failed() {
-			t.Logf("what dsec up had to say:\n%s", h.log.worth())
+			t.Logf("what dsec up had to say:\n%s", h.Log.Worth())
 		}
 	}()
 	length := time.Minute
@@ -143,11 +143,11 @@ func killWhileReading(t *testing.T, how, blobs string) {
 		time.Sleep(time.Duration(rand.IntN(800)) * time.Millisecond)
 		switch rand.IntN(4) {
 		case 0:
-			h.kill("node")
+			h.Kill("node")
 		case 1:
-			h.kill("node", "loader")
+			h.Kill("node", "loader")
 		default:
-			h.kill("loader")
+			h.Kill("loader")
 		}
 		kills++
 	}
@@ -239,7 +239,7 @@ func (h *host) killAtOnce(ctx context.Context, ref dsec.LayerRef, names []string
 		if name == "hold" {
 			pids = append(pids, h.holdPID())
 		} else {
-			pids = append(pids, h.child(name))
+			pids = append(pids, h.Child(name))
 		}
 	}
 	rand.Shuffle(len(pids), func(i, j int) { pids[i], pids[j] = pids[j], pids[i] })

@@ -24,7 +24,7 @@ import (
 func (h *host) cli(args ...string) string {
 	h.t.Helper()
 	cmd := exec.Command(binary, args...)
-	cmd.Env = append(os.Environ(), "DSEC_SOCKET="+filepath.Join(h.dir, "run", "gateway.sock"))
+	cmd.Env = append(os.Environ(), "DSEC_SOCKET="+filepath.Join(h.Dir, "run", "gateway.sock"))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -58,12 +58,12 @@ func TestABuilderSessionBecomesAnEnvironment(t *testing.T) {
 		t.Errorf("report %+v", packed.Report)
 	}
 	eventually(t, "the layer is in the blob store", func() bool {
-		_, err := os.Stat(filepath.Join(h.dir, "data", "blobs", layer.ManifestKey(layer.Digest(packed.Digest))))
+		_, err := os.Stat(filepath.Join(h.Dir, "data", "blobs", layer.ManifestKey(layer.Digest(packed.Digest))))
 		return err == nil
 	})
 	hexDigest := strings.TrimPrefix(packed.Digest, "sha256:")
 	for _, dir := range []string{filepath.Join("layers", "layers", hexDigest), "blobs"} {
-		wantNowhere(t, filepath.Join(h.dir, "data", dir), secret, answer)
+		wantNowhere(t, filepath.Join(h.Dir, "data", dir), secret, answer)
 	}
 	if text := h.cli("image", "inspect", "env:1"); !strings.Contains(text, string(id)) || !strings.Contains(text, packed.Report.Digest()) {
 		t.Errorf("inspect:\n%s", text)
@@ -140,8 +140,8 @@ func TestAFailedRolloutIsOpenedAfterwards(t *testing.T) {
 		t.Errorf("debug of a live one: %q", out)
 	}
 	h.cli("stop", string(id), "--cause", "agent_error")
-	h.kill("node")
-	h.await("dsec is up", 1)
+	h.Kill("node")
+	h.Await("dsec is up", 1)
 	eventually(t, "the agent answers", func() bool { _, err := h.Get(t.Context(), id); return err == nil })
 	h.cli("rm", string(id))
 	sb, err := h.Get(t.Context(), id)

@@ -20,7 +20,7 @@ func (h *host) user(project string) *client.Client {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	c, err := client.New(client.Config{URL: "unix://" + filepath.Join(h.dir, "run", "gateway.sock"), Key: secret})
+	c, err := client.New(client.Config{URL: "unix://" + filepath.Join(h.Dir, "run", "gateway.sock"), Key: secret})
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -49,11 +49,9 @@ func otherBinary(t *testing.T) string {
 }
 
 // TestNewVersionUpgradesTheHold: dsec is stopped and another one started, which
-// brings another dsec-hold; the sandboxes and their commands run on. The end of
-// the test goes back to the first one.
+// brings another dsec-hold; the sandboxes and their commands run on.
 func TestNewVersionUpgradesTheHold(t *testing.T) {
-	first, second := binary, otherBinary(t)
-	defer func() { binary = first }()
+	second := otherBinary(t)
 	h := start(t)
 	id := h.create(nil)
 	p, err := h.Exec(t.Context(), id, process.Spec{Argv: []string{"/bin/sh", "-c", counting}})
@@ -61,14 +59,11 @@ func TestNewVersionUpgradesTheHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := h.holdPID()
-	if err := h.up.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	<-h.ended
-	binary = second
-	h.serve()
-	if h.log.count("the hold was upgraded") != 1 || h.holdPID() != pid {
-		t.Fatalf("the hold is %d, was %d\n%s", h.holdPID(), pid, h.log)
+	h.Quit(syscall.SIGTERM)
+	h.Binary = second
+	h.Serve()
+	if h.Log.Count("the hold was upgraded") != 1 || h.holdPID() != pid {
+		t.Fatalf("the hold is %d, was %d\n%s", h.holdPID(), pid, h.Log)
 	}
 	eventually(t, "the sandbox is running", func() bool { return h.states(t.Context())[id] == dsec.Running })
 	var out bytes.Buffer
