@@ -182,8 +182,11 @@ func TestWhatLayersMayTakeIsEnough(t *testing.T) {
 	if says := h.demandChecks(); !strings.Contains(says, " uncached reads of ") {
 		t.Errorf("doctor says %q", says)
 	}
-	if text := h.counts(); !strings.Contains(text, "dsec_layer_uncached_reads_total") {
-		t.Errorf("metrics: %.200s", text)
+	text := h.counts()
+	for _, want := range []string{"dsec_layer_uncached_reads_total ", `dsec_blob_read_bytes_total{by="loader"} `, `dsec_blob_written_bytes_total{by="agent"} `} {
+		if _, n, _ := strings.Cut(text, "\n"+want); n == "" || n[0] < '1' || n[0] > '9' {
+			t.Errorf("no %sin the metrics, or 0:\n%s", want, text)
+		}
 	}
 	if res := h.deleted(id); res.Cause != dsec.CauseCompleted {
 		t.Errorf("%+v", res)

@@ -40,7 +40,7 @@ func openLoader(ctx context.Context, o orders, log *slog.Logger) (*serving, erro
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	server := loader.NewServer(loader.Options{Blobs: blobs, Window: traceWindow, Log: log})
+	server := loader.NewServer(loader.Options{Blobs: blobs, BlobStats: func() any { return blobs.Stats() }, Window: traceWindow, Log: log})
 	ended, failed := make(chan struct{}), error(nil)
 	out := &serving{ended: ended, why: dsec.Errorf(dsec.Unavailable, "serve layers", s.loaderSocket(), "the loader has ended"),
 		close: func(context.Context) error {

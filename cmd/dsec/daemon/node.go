@@ -103,11 +103,8 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	if err := metrics.Register(a.counts); err != nil {
 		return node.Config{}, err
 	}
-	if err := a.counts.Register(blobCounts{a.blobs}); err != nil {
-		return node.Config{}, dsec.E(dsec.Internal, "register metrics", "blobs", err)
-	}
-	if err := a.counts.Register(uncachedCounts{a.loader}); err != nil {
-		return node.Config{}, dsec.E(dsec.Internal, "register metrics", "loader", err)
+	if err := a.registerCounts(); err != nil {
+		return node.Config{}, err
 	}
 	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,
 		Add: a.store.Add, MountRoots: s.Node.MountRoots,

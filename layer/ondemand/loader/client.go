@@ -2,6 +2,7 @@ package loader
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -335,12 +336,13 @@ func (c *Client) Room(ctx context.Context, left int64) error {
 type Counts struct {
 	PID      int
 	Uncached ondemand.Uncached // what it has answered without keeping it
+	Blobs    json.RawMessage   // what its object storage counts; nil: nothing
 }
 
 // Counts asks the loader; Unavailable if none runs.
 func (c *Client) Counts(ctx context.Context) (Counts, error) {
 	a, err := c.ask(ctx, frame{Op: opCounts})
-	out := Counts{PID: a.PID}
+	out := Counts{PID: a.PID, Blobs: a.Blobs}
 	if a.Uncached != nil {
 		out.Uncached = *a.Uncached
 	}

@@ -19,7 +19,10 @@ import (
 
 // Options of a Server; zero values are the defaults.
 type Options struct {
-	Blobs    blob.Store
+	Blobs blob.Store
+	// BlobStats is what Blobs counts, as JSON has it, for who asks for counts; nil:
+	// nothing.
+	BlobStats func() any
 	Lanes    int           // requests at one time; default 32
 	Deadline time.Duration // after which a read that cannot be served is an error; default 30 s
 	Window   time.Duration // how long the trace of a layer is written; default 2 min
@@ -174,8 +177,7 @@ func (s *Server) handle(c *conn, f frame) {
 	case opRoom:
 		s.room.SetLeft(f.Left)
 	case opCounts:
-		uncached := s.room.Uncached()
-		answer.PID, answer.Uncached = os.Getpid(), &uncached
+		answer.Error = troubleOf(s.counts(&answer))
 	case opStatus:
 		answer.give(s.status())
 	case opFetch:

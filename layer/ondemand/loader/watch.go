@@ -1,6 +1,8 @@
 package loader
 
 import (
+	"encoding/json"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -23,6 +25,16 @@ type Status struct {
 	Stalled  time.Duration `json:"stalled"` // how long, added
 	Failures int64         `json:"failures"`
 	Last     string        `json:"last,omitempty"` // the last failure
+}
+
+// counts fills an answer with what the whole loader counts.
+func (s *Server) counts(answer *frame) (err error) {
+	uncached := s.room.Uncached()
+	answer.PID, answer.Uncached = os.Getpid(), &uncached
+	if s.opts.BlobStats != nil {
+		answer.Blobs, err = json.Marshal(s.opts.BlobStats())
+	}
+	return err
 }
 
 func (s *Server) status() []Status {

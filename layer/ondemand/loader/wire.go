@@ -74,6 +74,7 @@ type frame struct {
 	Left     int64              `json:"left,omitempty"`     // of room: bytes
 	Full     bool               `json:"full,omitempty"`     // of short: the disk is
 	Uncached *ondemand.Uncached `json:"uncached,omitempty"` // of counts
+	Blobs    json.RawMessage    `json:"blobs,omitempty"`    // of counts
 
 	files []*os.File
 }
