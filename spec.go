@@ -17,15 +17,6 @@ const (
 	TierFunction  Tier = "function"
 )
 
-// NetworkMode is what a sandbox may reach.
-type NetworkMode string
-
-// The network modes of this version.
-const (
-	NetworkNone NetworkMode = "none" // loopback only; the default
-	NetworkOpen NetworkMode = "open" // NAT to the outside; never to other sandboxes, the node or metadata services
-)
-
 // OOMPolicy says what an out-of-memory kill inside a command ends.
 type OOMPolicy string
 
@@ -78,6 +69,7 @@ type Spec struct {
 	Workdir    string            `json:"workdir,omitempty"`  // default of commands; the image's if empty
 	Hostname   string            `json:"hostname,omitempty"` // shortened to 63 bytes; the id if empty
 	Network    NetworkMode       `json:"network,omitempty"`
+	Allow      []NetworkRule     `json:"allow,omitempty"` // of the network mode allow-list
 	Limits     Limits            `json:"limits"`
 	Lifetimes  Lifetimes         `json:"lifetimes"`
 	Profile    string            `json:"profile,omitempty"`      // seccomp profile: "build" (default) or "debug"
@@ -134,9 +126,12 @@ func (s *Spec) Validate() error {
 		return bad("layers", "%d layers, at most %d", len(s.Layers), MaxLayers)
 	}
 	switch s.Network {
-	case "", NetworkNone, NetworkOpen:
+	case "", NetworkNone, NetworkAllow, NetworkOpen:
 	default:
 		return bad("network", "unknown mode %s", Quote(string(s.Network)))
+	}
+	if err := validateRules(s.Network, s.Allow); err != nil {
+		return err
 	}
 	switch s.OOM {
 	case "", OOMExec, OOMSandbox:

@@ -1,0 +1,51 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// attach puts both programs on a link of the thread's network namespace, where
+// they stay until it goes. Packets from the sandbox come in by it.
+func attach(index int, from, to *ebpf.Program) error {
+	err := errors.Join(raw(index, from, ebpf.AttachTCXIngress), raw(index, to, ebpf.AttachTCXEgress))
+	if err != nil { // Linux before 6.6
+		err = classic(index, from, to)
+	}
+	if err != nil {
+		return fmt.Errorf("judge packets of link %d: %w", index, err)
+	}
+	return nil
+}
+
+func raw(index int, p *ebpf.Program, at ebpf.AttachType) error {
+	return link.RawAttachProgram(link.RawAttachProgramOptions{Target: index, Program: p, Attach: at})
+}
+
+// classic does it by a queueing discipline without a queue.
+func classic(index int, from, to *ebpf.Program) error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	q := netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+	if err := h.QdiscAdd(&netlink.Clsact{QdiscAttrs: q}); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	for _, f := range []struct {
+		p      *ebpf.Program
+		parent uint32
+	}{{from, netlink.HANDLE_MIN_INGRESS}, {to, netlink.HANDLE_MIN_EGRESS}} {
+		if err := h.FilterReplace(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: f.parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
+			Fd: f.p.FD(), Name: "dsec", DirectAction: true}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
