@@ -4,7 +4,12 @@
 // interface. Mode "open" gives one interface whose packets are routed to the
 // outside behind the node's address; they never reach another sandbox, any
 // address of the node itself, the control plane, link-local or metadata
-// addresses, nor a range that the configuration denies. IPv6 is closed.
+// addresses, nor a range that the configuration denies. Mode "allow-list" gives
+// the same interface, and opens what the rules of the policy say and nothing else.
+// IPv6 is closed. docs/formats/netpolicy.md says it all.
+//
+// A policy is compiled to a Plan, which is a value; a Gate puts it in force at the
+// host's end of the sandbox's link, where no packet gets by, whoever made it.
 //
 // Lifecycle: the network namespace exists first and belongs to the sandbox.
 // Attach connects it; the connection ends with the namespace, and only so:
@@ -21,6 +26,15 @@ import (
 	"github.com/opendsec/dsec"
 )
 
+// Policy is what a caller asks for.
+type Policy struct {
+	Mode  dsec.NetworkMode
+	Allow []dsec.NetworkRule
+}
+
+// PolicyOf is the one of a spec.
+func PolicyOf(s dsec.Spec) Policy { return Policy{s.Network, s.Allow} }
+
 // Lease is what a sandbox was given.
 type Lease struct {
 	Mode    dsec.NetworkMode
@@ -33,7 +47,11 @@ type Lease struct {
 type Network interface {
 	// Attach connects a namespace that was never connected. With an error the
 	// namespace may be half connected and must be destroyed by its owner.
-	Attach(ctx context.Context, id dsec.SandboxID, mode dsec.NetworkMode, netns *os.File) (Lease, error)
+	Attach(ctx context.Context, id dsec.SandboxID, p Policy, netns *os.File) (Lease, error)
+	// Change puts another policy in force on a sandbox that was attached. When it
+	// returns, what the new one does not open is closed, and connections that were
+	// open there are dead. IllegalState for a sandbox without a link.
+	Change(ctx context.Context, id dsec.SandboxID, p Policy, netns *os.File) (generation uint64, err error)
 	// Live lists the sandboxes that have a link.
 	Live(ctx context.Context) ([]dsec.SandboxID, error)
 	// Close lets go without disconnecting anybody.

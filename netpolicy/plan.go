@@ -47,10 +47,16 @@ type Ground struct {
 	Closed []netip.Prefix // opened only by a rule that lies inside
 	Never  []netip.Prefix // opened by nothing
 	Allow  []netip.Prefix // exceptions to Closed of the mode open
+	Serves []Prefix       // what the node itself gives, whatever else is closed; nothing to the mode none
 }
 
 // MaxOpen is how many ranges of ports one address or name may have.
 const MaxOpen = 16
+
+// DNS is what a resolver serves.
+func DNS(a netip.Addr) Prefix {
+	return Prefix{netip.PrefixFrom(a, a.BitLen()), []Ports{{tcp, 53, 53}, {udp, 53, 53}}}
+}
 
 // Protocols as IP numbers them.
 const (
@@ -66,14 +72,14 @@ var everything = Ports{anyProtocol, 0, math.MaxUint16}
 // Unsupported for what this version cannot open.
 func Compile(mode dsec.NetworkMode, rules []dsec.NetworkRule, g Ground) (Plan, error) {
 	const op = "compile network policy"
-	var open []Prefix
+	var open []opening
 	p := Plan{Closed: collapse(slices.Concat(g.Closed, g.Never))}
 	switch mode {
 	case "", dsec.NetworkNone:
 	case dsec.NetworkOpen:
-		open = append(open, Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), []Ports{everything}})
+		open = append(open, opening{Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), []Ports{everything}}, nowhere})
 		for _, a := range g.Allow {
-			open = append(open, Prefix{a, []Ports{everything}})
+			open = append(open, opening{Prefix{a, []Ports{everything}}, a.Bits()})
 		}
 	case dsec.NetworkAllow:
 		for i, r := range rules {
@@ -83,6 +89,9 @@ func Compile(mode dsec.NetworkMode, rules []dsec.NetworkRule, g Ground) (Plan, e
 		}
 	default:
 		return Plan{}, dsec.Errorf(dsec.Invalid, op, dsec.Quote(string(mode)), "unknown mode")
+	}
+	if mode == "" || mode == dsec.NetworkNone {
+		g.Serves = nil
 	}
 	var err error
 	if p.Prefixes, err = prefixes(open, g); err == nil {
@@ -94,8 +103,18 @@ func Compile(mode dsec.NetworkMode, rules []dsec.NetworkRule, g Ground) (Plan, e
 	return p, nil
 }
 
+// opening is a range that is opened, also in what is closed if that is not longer
+// than within.
+type opening struct {
+	Prefix
+	within int
+}
+
+// nowhere is an opening that opens nothing closed.
+const nowhere = -1
+
 // rule adds what one says.
-func (p *Plan) rule(r dsec.NetworkRule, open *[]Prefix) error {
+func (p *Plan) rule(r dsec.NetworkRule, open *[]opening) error {
 	if err := r.Validate(); err != nil {
 		return err
 	}
@@ -108,7 +127,7 @@ func (p *Plan) rule(r dsec.NetworkRule, open *[]Prefix) error {
 		if !net.Addr().Is4() {
 			return dsec.Errorf(dsec.Unsupported, "read network rule", "cidr", "%s: IPv6 is closed to sandboxes", net)
 		}
-		*open = append(*open, Prefix{net, ports})
+		*open = append(*open, opening{Prefix{net, ports}, net.Bits()})
 		return nil
 	}
 	base, below := strings.CutPrefix(r.Domain, "*.")
@@ -168,7 +187,7 @@ func isPlain(name string) bool {
 
 // prefixes works out what is open of each range that anything says something of,
 // so that the longest that has an address says all.
-func prefixes(open []Prefix, g Ground) ([]Prefix, error) {
+func prefixes(open []opening, g Ground) ([]Prefix, error) {
 	at := map[netip.Prefix]bool{}
 	for _, list := range [][]netip.Prefix{g.Closed, g.Never} {
 		for _, n := range list {
@@ -177,6 +196,9 @@ func prefixes(open []Prefix, g Ground) ([]Prefix, error) {
 	}
 	for _, o := range open {
 		at[o.Net.Masked()] = true
+	}
+	for _, s := range g.Serves {
+		at[s.Net.Masked()] = true
 	}
 	var out []Prefix
 	for n := range at {
@@ -196,13 +218,18 @@ func prefixes(open []Prefix, g Ground) ([]Prefix, error) {
 }
 
 // opensOf lists what is open of a range that lies in no two parts of anything.
-func opensOf(n netip.Prefix, open []Prefix, g Ground) (out []Ports) {
+func opensOf(n netip.Prefix, open []opening, g Ground) (out []Ports) {
+	for _, s := range g.Serves {
+		if has(s.Net, n) {
+			out = append(out, s.Open...)
+		}
+	}
 	if inner(n, g.Never) >= 0 {
-		return nil
+		return out
 	}
 	closed := inner(n, g.Closed)
 	for _, o := range open {
-		if has(o.Net, n) && o.Net.Bits() >= closed {
+		if has(o.Net, n) && o.within >= closed {
 			out = append(out, o.Open...)
 		}
 	}
@@ -280,7 +307,9 @@ func merge(all []Ports) ([]Ports, error) {
 
 // names adds up what rules say of the same.
 func names(all []Name) (out []Name, err error) {
-	slices.SortFunc(all, func(a, b Name) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(btoi(a.Below), btoi(b.Below))) })
+	slices.SortFunc(all, func(a, b Name) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(btoi(a.Below), btoi(b.Below)))
+	})
 	for _, n := range all {
 		if last := len(out) - 1; last >= 0 && out[last].Name == n.Name && out[last].Below == n.Below {
 			out[last].Open = slices.Concat(out[last].Open, n.Open)

@@ -84,6 +84,8 @@ func TestAWideRuleOpensNothingClosed(t *testing.T) {
 func TestModes(t *testing.T) {
 	g := ground()
 	g.Allow = prefixList("10.9.0.0/16")
+	server := netip.MustParseAddr("10.213.0.1")
+	g.Serves = []Prefix{DNS(server)}
 	open, err := Compile(dsec.NetworkOpen, nil, g)
 	if err != nil {
 		t.Fatal(err)
@@ -99,6 +101,13 @@ func TestModes(t *testing.T) {
 		}
 		if none.Allows(a, udp, 4433) {
 			t.Errorf("none: %s is open", addr)
+		}
+	}
+	list := compiled(t, g)
+	for name, p := range map[string]Plan{"open": open, "none": none, "allow-list": list} {
+		asks := p.Allows(server, udp, 53) && p.Allows(server, tcp, 53)
+		if asks != (name != "none") || p.Allows(server, tcp, 80) || p.Allows(server.Next(), udp, 53) || p.MayLeadTo(server.Next()) {
+			t.Errorf("%s: asks the resolver: %v", name, asks)
 		}
 	}
 	if _, err := Compile("all", nil, g); dsec.ClassOf(err) != dsec.Invalid {

@@ -23,8 +23,39 @@ func attach(index int, from, to *ebpf.Program) error {
 	return nil
 }
 
+// raw attaches a program instead of those of the same name.
 func raw(index int, p *ebpf.Program, at ebpf.AttachType) error {
-	return link.RawAttachProgram(link.RawAttachProgramOptions{Target: index, Program: p, Attach: at})
+	before, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
+	if err != nil {
+		return err
+	}
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: index, Program: p, Attach: at}); err != nil {
+		return err
+	}
+	for _, b := range before.Programs {
+		if err := replaced(index, b.ID, p, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replaced takes a program away if it is an older one of ours.
+func replaced(index int, id ebpf.ProgramID, by *ebpf.Program, at ebpf.AttachType) error {
+	old, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = old.Close() }()
+	was, err := old.Info()
+	if err != nil {
+		return err
+	}
+	is, err := by.Info()
+	if err != nil || was.Name != is.Name {
+		return err
+	}
+	return link.RawDetachProgram(link.RawDetachProgramOptions{Target: index, Program: old, Attach: at})
 }
 
 // classic does it by a queueing discipline without a queue.

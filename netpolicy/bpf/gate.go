@@ -24,8 +24,10 @@ import (
 	"github.com/opendsec/dsec/netpolicy"
 )
 
-// Gate is what is in force on the links of one network namespace. Its methods may
-// be called at one time; those of one link one after the other.
+var _ netpolicy.Gate = (*Gate)(nil)
+
+// Gate implements netpolicy.Gate for the links of one network namespace. Its
+// methods may be called at one time; for one link, one after the other.
 type Gate struct {
 	maps     *Maps
 	from, to *ebpf.Program
@@ -121,9 +123,8 @@ func (g *Gate) adopt() error {
 	return nil
 }
 
-// Add puts the programs on a link of the caller's network namespace, on which
-// nothing is open yet. The sandbox there has one address.
-func (g *Gate) Add(link int, a netip.Addr) error {
+// Add implements netpolicy.Gate.
+func (g *Gate) Add(link int, a netip.Addr, of netpolicy.Plan) error {
 	index := uint32(link)
 	if err := g.maps.Counts.Update(index, make([]byte, countSize), ebpf.UpdateAny); err != nil {
 		return fmt.Errorf("count packets of link %d: %w", link, err)
@@ -131,38 +132,55 @@ func (g *Gate) Add(link int, a netip.Addr) error {
 	g.mu.Lock()
 	g.links[index] = &linked{addr: a}
 	g.mu.Unlock()
-	if _, err := g.Apply(link, netpolicy.Plan{}); err != nil {
+	if _, err := g.Apply(link, of); err != nil {
 		return err
 	}
 	return attach(link, g.from, g.to)
 }
 
-// Apply puts a plan in force on a link, in one step. When it returns no packet is
-// under way that was judged by the one before. The generation of a link grows by
-// one each time.
+// Has implements netpolicy.Gate.
+func (g *Gate) Has(link int) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.links[uint32(link)] != nil
+}
+
+// Apply implements netpolicy.Gate.
 func (g *Gate) Apply(link int, of netpolicy.Plan) (generation uint64, err error) {
+	old, generation, err := g.point(link, of)
+	if err != nil {
+		return 0, fmt.Errorf("put plan in force on link %d: %w", link, err)
+	}
+	if old == nil {
+		return generation, nil
+	}
+	if len(old.keys) > 0 { // else nothing was open
+		if err := settle(); err != nil {
+			return 0, err
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return generation, g.releaseLocked(old)
+}
+
+// point points a link at a plan, and returns the one before.
+func (g *Gate) point(link int, of netpolicy.Plan) (old *plan, generation uint64, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	l := g.links[uint32(link)]
 	if l == nil {
-		return 0, fmt.Errorf("put plan in force on link %d: no sandbox has it", link)
+		return nil, 0, errors.New("no sandbox has it")
 	}
 	p, err := g.planLocked(of)
 	if err != nil {
-		return 0, fmt.Errorf("put plan in force on link %d: %w", link, err)
+		return nil, 0, err
 	}
 	if err := g.maps.Links.Update(uint32(link), encodeLink(p.id, l.addr, l.generation+1), ebpf.UpdateAny); err != nil {
-		return 0, errors.Join(fmt.Errorf("put plan in force on link %d: %w", link, err), g.releaseLocked(p))
+		return nil, 0, errors.Join(err, g.releaseLocked(p))
 	}
-	old := l.plan
-	l.plan, l.generation = p, l.generation+1
-	if old == nil {
-		return l.generation, nil
-	}
-	if err := settle(); err != nil {
-		return 0, err
-	}
-	return l.generation, g.releaseLocked(old)
+	old, l.plan, l.generation = l.plan, p, l.generation+1
+	return old, l.generation, nil
 }
 
 // settle returns when every packet that was being judged has been.
@@ -241,13 +259,17 @@ func (g *Gate) Unpin(link int, a netip.Addr) error {
 	return nil
 }
 
-// Sweep forgets links that are gone, and their pins. Indexes are not used again.
+// Sweep implements netpolicy.Gate. The pins of links go with them.
 func (g *Gate) Sweep(live map[int]bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	gone := map[uint32]bool{}
+	last := uint32(0)
+	for link := range live {
+		last = max(last, uint32(link))
+	}
 	for link, l := range g.links {
-		if live[int(link)] {
+		if live[int(link)] || link > last { // made since the list was
 			continue
 		}
 		gone[link] = true

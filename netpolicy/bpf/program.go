@@ -9,13 +9,6 @@ import (
 	"github.com/opendsec/dsec/netpolicy"
 )
 
-// Marks of packets. What has none of them is forwarded by nobody.
-const (
-	MarkOpen    = 0x64730001 // a plan opens it
-	MarkRefused = 0x64730002 // none does
-	MarkRouter  = 0x64730003 // the router itself sends it, to say so
-)
-
 // Offsets in struct __sk_buff.
 const (
 	skbLen      = 0
@@ -114,7 +107,7 @@ func (d direction) read(m *Maps) asm.Instructions {
 		asm.JNE.Reg(asm.R1, asm.R2, "drop"),
 	)
 	if !d.out {
-		p = append(p, asm.LoadMem(asm.R1, asm.R6, skbMark, asm.Word), mov32(asm.R2, MarkRouter), asm.JEq.Reg(asm.R1, asm.R2, "pass"))
+		p = append(p, asm.LoadMem(asm.R1, asm.R6, skbMark, asm.Word), mov32(asm.R2, netpolicy.MarkRouter), asm.JEq.Reg(asm.R1, asm.R2, "pass"))
 	}
 	return append(p, d.ports()...)
 }
@@ -222,10 +215,10 @@ func (d direction) verdicts(m *Maps) asm.Instructions {
 	var p asm.Instructions
 	if d.out {
 		p = append(p, symbol("open", count(m, "o", 0, 8))...)
-		p = append(p, end(MarkOpen, pass)...)
+		p = append(p, end(netpolicy.MarkOpen, pass)...)
 		p = append(p, symbol("refuse", count(m, "r", 24, -1))...)
 		p = append(p, d.event(m)...)
-		p = append(p, end(MarkRefused, pass)...) // to be told so
+		p = append(p, end(netpolicy.MarkRefused, pass)...) // to be told so
 	} else {
 		p = append(p, symbol("open", count(m, "o", 16, -1))...)
 		p = append(p, asm.Mov.Imm(asm.R0, pass), asm.Return())

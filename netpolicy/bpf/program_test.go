@@ -127,9 +127,9 @@ func TestTheProgramIsThePlan(t *testing.T) {
 			if p.protocol == 1 || p.protocol == 47 {
 				port = 0
 			}
-			want := uint32(MarkRefused)
+			want := uint32(netpolicy.MarkRefused)
 			if plan.Allows(p.target, p.protocol, port) {
-				want = MarkOpen
+				want = netpolicy.MarkOpen
 			}
 			if verdict, mark := judge(t, g.from, p.bytes(), 0); verdict != 0 || mark != want {
 				t.Fatalf("seed %d: %+v: verdict %d, mark %x, want %x\nrules %+v", seed, p, verdict, mark, want, rules)
@@ -139,7 +139,7 @@ func TestTheProgramIsThePlan(t *testing.T) {
 				back.from = 0 // an echo reply
 			}
 			verdict, _ := judge(t, g.to, back.bytes(), 0)
-			if opened := verdict == 0; opened != (want == MarkOpen) {
+			if opened := verdict == 0; opened != (want == netpolicy.MarkOpen) {
 				t.Fatalf("seed %d: %+v: verdict %d\nrules %+v", seed, back, verdict, rules)
 			}
 		}
@@ -151,7 +151,7 @@ func TestWhatIsNoPacketOfASandbox(t *testing.T) {
 	g := gate(t)
 	apply(t, g, dsec.NetworkRule{CIDR: "0.0.0.0/0", Protocol: "any"}, dsec.NetworkRule{CIDR: "10.0.0.0/8", Protocol: "any"})
 	open := packet{source: own, target: netip.MustParseAddr("1.2.3.4"), protocol: 6, to: 443}
-	if verdict, mark := judge(t, g.from, open.bytes(), 0); verdict != 0 || mark != MarkOpen {
+	if verdict, mark := judge(t, g.from, open.bytes(), 0); verdict != 0 || mark != netpolicy.MarkOpen {
 		t.Fatalf("a good packet: verdict %d, mark %x", verdict, mark)
 	}
 	for name, spoil := range map[string]func(*packet){
@@ -190,8 +190,8 @@ func TestMarksFromInsideCountForNothing(t *testing.T) {
 	g := gate(t)
 	apply(t, g, dsec.NetworkRule{CIDR: "1.2.3.4"})
 	p := packet{source: own, target: netip.MustParseAddr("1.2.3.5"), protocol: 6, to: 443}
-	for _, mark := range []uint32{MarkOpen, MarkRouter} {
-		if _, after := judge(t, g.from, p.bytes(), mark); after != MarkRefused {
+	for _, mark := range []uint32{netpolicy.MarkOpen, netpolicy.MarkRouter} {
+		if _, after := judge(t, g.from, p.bytes(), mark); after != netpolicy.MarkRefused {
 			t.Errorf("mark %x became %x", mark, after)
 		}
 	}
@@ -212,10 +212,10 @@ func TestFragments(t *testing.T) {
 		p    packet
 		want uint32
 	}{
-		"first": {first, MarkOpen}, "later": {later, MarkOpen},
-		"first to a closed port": {packet{source: own, target: first.target, protocol: 17, to: 54, fragment: 0x2000}, MarkRefused},
-		"later of TCP":           {packet{source: own, target: first.target, protocol: 6, fragment: 1}, MarkRefused},
-		"later to another":       {packet{source: own, target: first.target.Next(), protocol: 17, fragment: 1}, MarkRefused},
+		"first": {first, netpolicy.MarkOpen}, "later": {later, netpolicy.MarkOpen},
+		"first to a closed port": {packet{source: own, target: first.target, protocol: 17, to: 54, fragment: 0x2000}, netpolicy.MarkRefused},
+		"later of TCP":           {packet{source: own, target: first.target, protocol: 6, fragment: 1}, netpolicy.MarkRefused},
+		"later to another":       {packet{source: own, target: first.target.Next(), protocol: 17, fragment: 1}, netpolicy.MarkRefused},
 	} {
 		if _, mark := judge(t, g.from, c.p.bytes(), 0); mark != c.want {
 			t.Errorf("%s: mark %x", name, mark)
@@ -236,7 +236,7 @@ func TestWhatRoutersSayPasses(t *testing.T) {
 		}
 	}
 	reset := packet{source: far, target: own, protocol: 6, from: 443}
-	for mark, want := range map[uint32]uint32{0: 2, MarkOpen: 2, MarkRefused: 2, MarkRouter: 0} {
+	for mark, want := range map[uint32]uint32{0: 2, netpolicy.MarkOpen: 2, netpolicy.MarkRefused: 2, netpolicy.MarkRouter: 0} {
 		if verdict, _ := judge(t, g.to, reset.bytes(), mark); verdict != want {
 			t.Errorf("a reset with mark %x: verdict %d", mark, verdict)
 		}
@@ -250,7 +250,7 @@ func TestPins(t *testing.T) {
 	a := netip.MustParseAddr("5.6.7.8")
 	p := packet{source: own, target: a, protocol: 6, to: 443}
 	other := packet{source: own, target: a, protocol: 6, to: 80}
-	try := func(p packet) bool { _, mark := judge(t, g.from, p.bytes(), 0); return mark == MarkOpen }
+	try := func(p packet) bool { _, mark := judge(t, g.from, p.bytes(), 0); return mark == netpolicy.MarkOpen }
 	if try(p) {
 		t.Error("open before it is pinned")
 	}
@@ -306,7 +306,7 @@ func TestPlansAreShared(t *testing.T) {
 	if err := again.Pin(second, own, nil, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if err := again.Sweep(map[int]bool{loopback: true}); err != nil || entries(t, again) != 0 || len(again.links) != 1 {
+	if err := again.Sweep(map[int]bool{loopback: true, second + 1: true}); err != nil || entries(t, again) != 0 || len(again.links) != 1 {
 		t.Errorf("after the last link: %d entries, %v", entries(t, again), err)
 	}
 	if err := again.maps.Pins.Lookup(encodePinKey(second, own), &[]byte{}); err == nil {

@@ -27,26 +27,26 @@ const (
 )
 
 // Attach connects a namespace that was never connected.
-func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, mode dsec.NetworkMode, ns *os.File) (netpolicy.Lease, error) {
+func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p netpolicy.Policy, ns *os.File) (netpolicy.Lease, error) {
 	const op = "connect network of"
-	switch mode {
-	case "", dsec.NetworkNone:
-		return netpolicy.Lease{Mode: dsec.NetworkNone}, nil
-	case dsec.NetworkOpen:
-	default:
-		return netpolicy.Lease{}, dsec.Errorf(dsec.Unsupported, op, string(id), "network mode %s", dsec.Quote(string(mode)))
+	plan, err := n.compile(p)
+	if err != nil {
+		return netpolicy.Lease{}, dsec.E(dsec.ClassOf(err), op, string(id), err)
 	}
-	addr, err := n.connect(ctx, id, ns)
+	if p.Mode == "" || p.Mode == dsec.NetworkNone {
+		return netpolicy.Lease{Mode: dsec.NetworkNone}, nil
+	}
+	addr, err := n.connect(ctx, id, plan, ns)
 	if err != nil {
 		if _, ok := errors.AsType[*dsec.Error](err); ok {
 			return netpolicy.Lease{}, err
 		}
 		return netpolicy.Lease{}, dsec.E(dsec.Internal, op, string(id), err)
 	}
-	return netpolicy.Lease{Mode: mode, Address: addr, Gateway: n.Gateway(), DNS: n.c.DNS}, nil
+	return netpolicy.Lease{Mode: p.Mode, Address: addr, Gateway: n.Gateway(), DNS: n.c.DNS}, nil
 }
 
-func (n *Network) connect(ctx context.Context, id dsec.SandboxID, ns *os.File) (netip.Addr, error) {
+func (n *Network) connect(ctx context.Context, id dsec.SandboxID, plan netpolicy.Plan, ns *os.File) (netip.Addr, error) {
 	// New links of the namespace are born without IPv6; lo keeps its ::1.
 	if err := inNamespace(ns, func() error { return sysctl("net/ipv6/conf/default/disable_ipv6", "1") }); err != nil {
 		return netip.Addr{}, err
@@ -59,6 +59,9 @@ func (n *Network) connect(ctx context.Context, id dsec.SandboxID, ns *os.File) (
 		return netip.Addr{}, fmt.Errorf("set up %s: %w", sandboxLink, err)
 	}
 	l, err := n.links.LinkByName(name)
+	if err == nil {
+		err = n.gate(id, linkEnd{index: l.Attrs().Index, addr: addr}, plan)
+	}
 	if err == nil {
 		err = n.links.LinkSetAlias(l, string(id)) // what Live reports
 	}

@@ -16,7 +16,7 @@ import (
 // test if it is not removed before.
 func another(t *testing.T, l lab, name, subnet string) *Network {
 	t.Helper()
-	n, err := Open(t.Context(), Config{Deny: labDeny(), Name: name, Node: l.node, Subnet: netip.MustParsePrefix(subnet)})
+	n, err := Open(t.Context(), Config{Gate: testGate(t), Deny: labDeny(), Name: name, Node: l.node, Subnet: netip.MustParsePrefix(subnet)})
 	if errors.Is(err, dsec.Unsupported.Err()) {
 		t.Skip(err)
 	}
@@ -64,7 +64,7 @@ func TestNetworksThatComeAndGoTogetherLeaveForwardingAsItWas(t *testing.T) {
 		for i, name := range []string{"one", "two", "three", "four"} {
 			wg.Go(func() {
 				for range 3 {
-					n, err := Open(t.Context(), Config{Deny: labDeny(), Name: name, Node: l.node, Subnet: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 80, byte(i), 0}), 24)})
+					n, err := Open(t.Context(), Config{Gate: testGate(t), Deny: labDeny(), Name: name, Node: l.node, Subnet: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 80, byte(i), 0}), 24)})
 					if err != nil {
 						t.Error(err)
 						return

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/netpolicy"
 )
 
 // DefaultDeny is every range that is not the public internet: private and
@@ -26,41 +27,37 @@ func DefaultDeny() []netip.Prefix {
 	return all
 }
 
-// always is denied whatever the configuration says.
+// always is closed whatever the configuration and rules say.
 func always() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("224.0.0.0/4")}
 }
 
-// routerRules are complete: the table is replaced in one transaction. The
-// connections of a sandbox are counted where they are let through, so that it
-// cannot fill the tables of router and node, which everybody shares.
+// routerRules are complete: the table is replaced in one transaction. What may
+// pass is for the gate to say, by its mark; what the router itself sends has one,
+// too, by which the gate knows its refusals. The connections of a sandbox are
+// counted where they are let through, so that it cannot fill the tables of router
+// and node, which everybody shares.
 func (n *Network) routerRules() string {
 	return fmt.Sprintf(`table inet dsec
 delete table inet dsec
 table inet dsec {
-	set always { type ipv4_addr; flags interval; auto-merge; %s }
-	set deny { type ipv4_addr; flags interval; auto-merge; %s }
-	set allow { type ipv4_addr; flags interval; auto-merge; %s }
-	set dns { type ipv4_addr; %s }
-	set conns { type ipv4_addr; size %[8]d; flags dynamic; }
+	set conns { type ipv4_addr; size %[4]d; flags dynamic; }
 	counter over { }
 	chain input { type filter hook input priority filter; policy drop; }
+	chain output {
+		type filter hook output priority mangle; policy accept;
+		meta mark set %[6]d
+	}
 	chain forward {
 		type filter hook forward priority filter; policy drop;
 		meta nfproto != ipv4 drop
-		iifname %[5]q ct state established,related accept
-		iifname %[5]q drop
-		oifname != %[5]q jump refuse
+		iifname %[1]q ct state established,related accept
+		iifname %[1]q drop
+		oifname != %[1]q jump refuse
+		meta mark != %[5]d jump refuse
 		ct state established,related accept
 		ct state invalid drop
-		ip daddr @dns meta l4proto { tcp, udp } th dport 53 goto pass
-		ip daddr @always jump refuse
-		ip daddr @allow goto pass
-		ip daddr @deny jump refuse
-		goto pass
-	}
-	chain pass {
-		ct state new add @conns { ip saddr ct count over %[7]d } counter name over drop
+		ct state new add @conns { ip saddr ct count over %[3]d } counter name over drop
 		accept
 	}
 	chain refuse {
@@ -69,11 +66,10 @@ table inet dsec {
 	}
 	chain postrouting {
 		type nat hook postrouting priority srcnat;
-		oifname %[5]q snat ip to %s
+		oifname %[1]q snat ip to %[2]s
 	}
 }
-`, elements(always()), elements(n.c.Deny), elements(n.c.Allow), elementsOf(n.c.DNS), uplink, n.address(routerOffset), n.c.Conns,
-		max(1<<16, 1<<(32-n.subnet.Bits())))
+`, uplink, n.address(routerOffset), n.c.Conns, max(1<<16, 1<<(32-n.subnet.Bits())), uint32(netpolicy.MarkOpen), uint32(netpolicy.MarkRouter))
 }
 
 // Refused counts packets that would have begun one connection too many.
@@ -134,33 +130,6 @@ table inet %[1]s {
 }
 
 func (n *Network) table() string { return tablePrefix + n.c.Name }
-
-func elements(all []netip.Prefix) string {
-	var s []string
-	for _, p := range all {
-		if p.Addr().Is4() {
-			s = append(s, p.Masked().String())
-		}
-	}
-	return elementList(s)
-}
-
-func elementsOf(all []netip.Addr) string {
-	var s []string
-	for _, a := range all {
-		if a.Is4() {
-			s = append(s, a.String())
-		}
-	}
-	return elementList(s)
-}
-
-func elementList(s []string) string {
-	if len(s) == 0 {
-		return ""
-	}
-	return "elements = { " + strings.Join(s, ", ") + " }"
-}
 
 // applyRules puts both tables in force.
 func (n *Network) applyRules(ctx context.Context) error {

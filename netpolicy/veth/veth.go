@@ -6,9 +6,10 @@
 //	10.x.0.18/32            10.x.0.1     10.x.0.3   10.x.0.2
 //
 // A sandbox's link and route exist in the router as long as its namespace
-// does. Nothing else is made for it: the rules are the same for all. A spoofed
-// source is refused by the reverse path, and a connection beyond the most a
-// sandbox may have is dropped and counted. The router is kept by its descriptor
+// does. What it may reach a netpolicy.Gate says at the router's end of its link;
+// the rules of the router, which are the same for all, forward what has the
+// gate's mark and nothing else, so without a gate nothing passes. A connection
+// beyond the most a sandbox may have is dropped and counted. The router is kept by its descriptor
 // only; when the last one closes, every link goes with it.
 //
 // What is left on the node is one nftables table, the other end of the router's
@@ -35,9 +36,11 @@ import (
 type Config struct {
 	Name   string         // of the router, unique on the machine, 1 to 8 of [a-z0-9]
 	Subnet netip.Prefix   // for sandboxes, IPv4, /8 to /24; zero: the first free one of Subnets
-	Deny   []netip.Prefix // what no sandbox reaches; nil: DefaultDeny
-	Allow  []netip.Prefix // exceptions to Deny
-	DNS    []netip.Addr   // nil: the node's own that are not loopback; allowed on port 53 even if denied
+	Gate   netpolicy.Gate // of the router's namespace
+	Deny   []netip.Prefix // what is closed unless a rule opens a part of it; nil: DefaultDeny
+	Never  []netip.Prefix // what no rule opens, besides metadata addresses and the subnet
+	Allow  []netip.Prefix // exceptions to Deny of the mode open
+	DNS    []netip.Addr   // nil: the node's own that are not loopback; open on port 53 even if denied
 	Conns  int            // that a sandbox may have at once; 0: DefaultConns
 	Keeper Keeper         // nil: the router ends with Close
 	Node   *os.File       // network namespace that leads outside; nil: the caller's own
@@ -62,7 +65,9 @@ type Network struct {
 	links  *space   // in the router
 
 	mu   sync.Mutex
-	next uint32 // offset of the address to try first
+	next uint32                     // offset of the address to try first
+	ends map[dsec.SandboxID]linkEnd // of sandboxes that have a link; some that are gone
+	made int                        // links since the gate was swept
 }
 
 var _ netpolicy.Network = (*Network)(nil)
@@ -97,7 +102,10 @@ func Open(ctx context.Context, c Config) (*Network, error) {
 	if c.Conns == 0 {
 		c.Conns = DefaultConns
 	}
-	n := &Network{c: c, next: firstSandbox}
+	if c.Gate == nil {
+		return nil, dsec.Errorf(dsec.Invalid, op, c.Name, "no gate")
+	}
+	n := &Network{c: c, next: firstSandbox, ends: map[dsec.SandboxID]linkEnd{}}
 	if err := n.open(ctx); err != nil {
 		_ = n.Close()
 		if _, ok := errors.AsType[*dsec.Error](err); ok {
@@ -132,7 +140,10 @@ func (n *Network) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return n.applyRules(ctx)
+	if err := n.applyRules(ctx); err != nil {
+		return err
+	}
+	return n.gateAll()
 }
 
 // adopt takes over a router that another process made, with its subnet.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/netpolicy"
+	"github.com/opendsec/dsec/netpolicy/bpf"
 )
 
 // lab is a node and an outside, each a network namespace of the test's own.
@@ -145,6 +146,9 @@ func testNetwork(t testing.TB, l lab, c Config) *Network {
 	if c.Deny == nil {
 		c.Deny = labDeny()
 	}
+	if c.Gate == nil {
+		c.Gate = testGate(t)
+	}
 	n, err := Open(t.Context(), c)
 	if errors.Is(err, dsec.Unsupported.Err()) {
 		t.Skip(err)
@@ -159,6 +163,17 @@ func testNetwork(t testing.TB, l lab, c Config) *Network {
 		left(t, l.node)
 	})
 	return n
+}
+
+var open = netpolicy.Policy{Mode: dsec.NetworkOpen}
+
+func testGate(t testing.TB) netpolicy.Gate {
+	t.Helper()
+	m := must(bpf.NewMaps())(t)
+	t.Cleanup(m.Close)
+	g := must(bpf.New(m))(t)
+	t.Cleanup(func() { _ = g.Close() })
+	return g
 }
 
 // labDeny is the default, but for the network that is the public one here.
@@ -190,7 +205,7 @@ func left(t testing.TB, node *os.File) {
 func attach(t testing.TB, n *Network, id string, mode dsec.NetworkMode) (*os.File, netpolicy.Lease) {
 	t.Helper()
 	ns := testNamespace(t)
-	lease, err := n.Attach(t.Context(), dsec.SandboxID(id), mode, ns)
+	lease, err := n.Attach(t.Context(), dsec.SandboxID(id), netpolicy.Policy{Mode: mode}, ns)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -359,7 +374,7 @@ func TestLinksEndWithTheirNamespaceAndAddressesAreReused(t *testing.T) {
 		var spaces []*os.File
 		for i := range 100 { // three rounds need more than the 238 addresses there are
 			ns := must(newNamespace())(t)
-			if _, err := n.Attach(t.Context(), dsec.SandboxID(fmt.Sprint("s", round, "x", i)), dsec.NetworkOpen, ns); err != nil {
+			if _, err := n.Attach(t.Context(), dsec.SandboxID(fmt.Sprint("s", round, "x", i)), open, ns); err != nil {
 				t.Fatal(err)
 			}
 			spaces = append(spaces, ns)
@@ -397,13 +412,13 @@ func TestFullSubnetIsTyped(t *testing.T) {
 	n := testNetwork(t, l, Config{Subnet: netip.MustParsePrefix("10.77.0.0/24")})
 	var err error
 	for i := 0; err == nil && i < 300; i++ {
-		_, err = n.Attach(t.Context(), dsec.SandboxID(fmt.Sprint(i)), dsec.NetworkOpen, testNamespace(t))
+		_, err = n.Attach(t.Context(), dsec.SandboxID(fmt.Sprint(i)), open, testNamespace(t))
 	}
 	if !errors.Is(err, dsec.ResourceExhausted.Err()) {
 		t.Errorf("the last error is %v, want resource_exhausted", err)
 	}
 	ns, _ := attach(t, n, "none", dsec.NetworkNone)
-	if _, err := n.Attach(t.Context(), "x", "nosuch", ns); !errors.Is(err, dsec.Unsupported.Err()) {
+	if _, err := n.Attach(t.Context(), "x", netpolicy.Policy{Mode: "nosuch"}, ns); !errors.Is(err, dsec.Invalid.Err()) {
 		t.Errorf("unknown mode: %v, want unsupported", err)
 	}
 }
@@ -434,7 +449,7 @@ func (k mapKeeper) Drop(_ context.Context, name string) error {
 func TestAnotherProcessAdoptsTheRouter(t *testing.T) {
 	l := newLab(t)
 	keeper := mapKeeper{}
-	c := Config{Deny: labDeny(), Name: "adopt" + strings.ToLower(dsec.Random(3)), Node: l.node, Keeper: keeper, Subnet: netip.MustParsePrefix("10.78.0.0/20")}
+	c := Config{Gate: testGate(t), Deny: labDeny(), Name: "adopt" + strings.ToLower(dsec.Random(3)), Node: l.node, Keeper: keeper, Subnet: netip.MustParsePrefix("10.78.0.0/20")}
 	n, err := Open(t.Context(), c)
 	if errors.Is(err, dsec.Unsupported.Err()) {
 		t.Skip(err)
@@ -492,7 +507,7 @@ func TestSubnetAvoidsTheNodesRoutes(t *testing.T) {
 func TestTwoNetworksOfANodeHaveTwoSubnets(t *testing.T) {
 	l := newLab(t)
 	testNetwork(t, l, Config{Subnet: netip.MustParsePrefix("10.77.0.0/16")})
-	_, err := Open(t.Context(), Config{Deny: labDeny(), Name: "second", Node: l.node, Subnet: netip.MustParsePrefix("10.77.0.0/20")})
+	_, err := Open(t.Context(), Config{Gate: testGate(t), Deny: labDeny(), Name: "second", Node: l.node, Subnet: netip.MustParsePrefix("10.77.0.0/20")})
 	if !errors.Is(err, dsec.Conflict.Err()) || !strings.Contains(err.Error(), "dsec-t") {
 		t.Errorf("a subnet that is in use: %v", err)
 	}
@@ -512,7 +527,7 @@ func BenchmarkAttach(b *testing.B) {
 	for i := range b.N {
 		ns := must(newNamespace())(b)
 		start := time.Now()
-		if _, err := n.Attach(b.Context(), dsec.SandboxID(fmt.Sprint(i)), dsec.NetworkOpen, ns); err != nil {
+		if _, err := n.Attach(b.Context(), dsec.SandboxID(fmt.Sprint(i)), open, ns); err != nil {
 			b.Fatal(err)
 		}
 		spent += time.Since(start)

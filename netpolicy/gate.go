@@ -1,0 +1,29 @@
+package netpolicy
+
+import "net/netip"
+
+// Marks that packets of sandboxes have behind a Gate. Whoever forwards lets
+// nothing pass that has not the first.
+const (
+	MarkOpen    = 0x64730001 // a plan opens it
+	MarkRefused = 0x64730002 // none does
+	MarkRouter  = 0x64730003 // who forwards has made it, to say so
+)
+
+// Gate puts plans in force on links, each of which leads to one sandbox with one
+// address, in the network namespace of the calling thread. What is in force stays
+// so while nobody runs, until the link goes. Methods may be called at one time;
+// for one link, one after the other.
+type Gate interface {
+	// Add begins with a link: from now on a plan is in force there.
+	Add(link int, a netip.Addr, p Plan) error
+	// Apply puts another plan in force, in one step. When it returns no packet is
+	// under way that was judged by the one before. The generation of a link grows
+	// by one each time, and is 1 after Add.
+	Apply(link int, p Plan) (generation uint64, err error)
+	// Has says whether Add was called for the link, by whomever.
+	Has(link int) bool
+	// Sweep forgets links that are gone. Those with a higher index than any that is
+	// live are new: indexes grow, and are not used again.
+	Sweep(live map[int]bool) error
+}
