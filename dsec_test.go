@@ -136,6 +136,8 @@ func TestSpecsThatCanNeverWorkNameTheField(t *testing.T) {
 		"image":         func(s *Spec) { s.Image = "" },
 		"layers":        func(s *Spec) { s.Layers = make([]LayerRef, MaxLayers+1) },
 		"network":       func(s *Spec) { s.Network = "all" },
+		"allow":         func(s *Spec) { s.Allow = []NetworkRule{{CIDR: "1.2.3.4"}} },
+		"allow 1":       func(s *Spec) { s.Network, s.Allow = NetworkAllow, []NetworkRule{{Domain: "a.b"}, {Domain: "a b"}} },
 		"oom":           func(s *Spec) { s.OOM = "nobody" },
 		"name":          func(s *Spec) { s.Name = strings.Repeat("x", MaxNameBytes+1) },
 		"limits.cpu":    func(s *Spec) { s.Limits.CPU = math.NaN() },
@@ -193,7 +195,15 @@ func TestEveryTextOfASpecIsBounded(t *testing.T) {
 		"rollout_key": func(s *Spec, v string) { s.RolloutKey = v },
 		"tier":        func(s *Spec, v string) { s.Tier = Tier(v) },
 		"network":     func(s *Spec, v string) { s.Network = NetworkMode(v) },
-		"oom":         func(s *Spec, v string) { s.OOM = OOMPolicy(v) },
+		"allow":       func(s *Spec, v string) { s.Network, s.Allow = NetworkAllow, []NetworkRule{{Domain: v}} },
+		"allow ":      func(s *Spec, v string) { s.Network, s.Allow = NetworkAllow, []NetworkRule{{CIDR: v}} },
+		"allow  ": func(s *Spec, v string) {
+			s.Network, s.Allow = NetworkAllow, []NetworkRule{{Domain: "a.b", Protocol: v}}
+		},
+		"allow   ": func(s *Spec, v string) {
+			s.Network, s.Allow = NetworkAllow, []NetworkRule{{Domain: "a.b", Ports: []string{v}}}
+		},
+		"oom": func(s *Spec, v string) { s.OOM = OOMPolicy(v) },
 	}
 	for field, set := range put {
 		for name, v := range map[string]string{"a NUL": "a\x00b", "2 MiB": strings.Repeat("x", 2<<20)} {

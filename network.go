@@ -25,23 +25,40 @@ type NetworkRule struct {
 	Ports    []string `json:"ports,omitempty"`    // "443" or "8000-8999"; default: 80 and 443 of a domain, all of a CIDR
 }
 
+// NetworkPolicy is what a sandbox may reach, from now on.
+type NetworkPolicy struct {
+	Mode  NetworkMode   `json:"mode"`
+	Allow []NetworkRule `json:"allow,omitempty"` // of NetworkAllow
+}
+
+// NetworkState is the policy in force.
+type NetworkState struct {
+	NetworkPolicy
+	Generation uint64 `json:"generation"` // grows with each change; begins anew when the sandbox is started again
+}
+
 // Caps on what a policy may have.
 const (
 	MaxRules     = 256
 	MaxRulePorts = 16
 )
 
-// validateRules reports the first rule that can never work.
-func validateRules(mode NetworkMode, rules []NetworkRule) error {
-	const op = "validate spec"
-	if len(rules) > 0 && mode != NetworkAllow {
-		return Errorf(Invalid, op, "allow", "rules are for the network mode %s, this is %s", Quote(string(NetworkAllow)), Quote(string(mode)))
+// Validate reports what can never work, as an Invalid error that names the field.
+func (p *NetworkPolicy) Validate() error {
+	const op = "validate network policy"
+	switch p.Mode {
+	case "", NetworkNone, NetworkAllow, NetworkOpen:
+	default:
+		return Errorf(Invalid, op, "network", "unknown mode %s", Quote(string(p.Mode)))
 	}
-	if len(rules) > MaxRules {
-		return Errorf(Invalid, op, "allow", "%d rules, at most %d", len(rules), MaxRules)
+	if len(p.Allow) > 0 && p.Mode != NetworkAllow {
+		return Errorf(Invalid, op, "allow", "rules are for the network mode %s, this is %s", Quote(string(NetworkAllow)), Quote(string(p.Mode)))
 	}
-	for i := range rules {
-		if err := rules[i].Validate(); err != nil {
+	if len(p.Allow) > MaxRules {
+		return Errorf(Invalid, op, "allow", "%d rules, at most %d", len(p.Allow), MaxRules)
+	}
+	for i := range p.Allow {
+		if err := p.Allow[i].Validate(); err != nil {
 			return E(Invalid, op, "allow "+strconv.Itoa(i), err)
 		}
 	}

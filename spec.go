@@ -105,6 +105,9 @@ const (
 	MaxOutput    = 1 << 30 // bytes of kept output, which are on the node's own disk
 )
 
+// NetworkPolicy is the one it begins with.
+func (s *Spec) NetworkPolicy() *NetworkPolicy { return &NetworkPolicy{s.Network, s.Allow} }
+
 // Validate reports the first thing in s that can never work, as an Invalid
 // error that names the field. It touches nothing outside s.
 func (s *Spec) Validate() error {
@@ -125,12 +128,7 @@ func (s *Spec) Validate() error {
 	if len(s.Layers) > MaxLayers {
 		return bad("layers", "%d layers, at most %d", len(s.Layers), MaxLayers)
 	}
-	switch s.Network {
-	case "", NetworkNone, NetworkAllow, NetworkOpen:
-	default:
-		return bad("network", "unknown mode %s", Quote(string(s.Network)))
-	}
-	if err := validateRules(s.Network, s.Allow); err != nil {
+	if err := s.NetworkPolicy().Validate(); err != nil {
 		return err
 	}
 	switch s.OOM {
@@ -177,6 +175,12 @@ func (s *Spec) texts() []text {
 		{"rollout_key", s.RolloutKey, MaxKeyBytes}}
 	for _, l := range s.Layers {
 		all = append(all, text{"layers", string(l), MaxRefBytes})
+	}
+	for _, r := range s.Allow {
+		all = append(all, text{"allow", r.Domain, MaxHostBytes}, text{"allow", r.CIDR, MaxWordBytes}, text{"allow", r.Protocol, MaxWordBytes})
+		for _, p := range r.Ports {
+			all = append(all, text{"allow", p, MaxWordBytes})
+		}
 	}
 	for _, m := range s.Mounts {
 		all = append(all, text{"mounts", m.Source, MaxPathBytes}, text{"mounts", m.Target, MaxPathBytes})

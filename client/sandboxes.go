@@ -26,6 +26,8 @@ type Sandbox struct {
 	Steps   []dsec.Step    `json:"steps,omitempty"` // of the last creation or start
 	Kept    *KeptDisk      `json:"kept,omitempty"`  // its disk, packed because it failed
 	Blame   *dsec.Blame    `json:"blame,omitempty"` // what it is blamed on; nil: nothing
+
+	Network *dsec.NetworkState `json:"network,omitempty"` // in force; nil: as in its spec, never changed
 }
 
 // KeptDisk is the packed disk of a sandbox that failed.
@@ -39,7 +41,8 @@ func sandbox(p *dsecv1.Sandbox) Sandbox {
 	s := Sandbox{ID: dsec.SandboxID(p.GetId()), Project: p.GetProject(), Node: dsec.NodeID(p.GetNode()),
 		Spec: wire.SpecFrom(p.GetSpec()), State: dsec.State(p.GetState()), Result: wire.ResultFrom(p.GetResult()),
 		Digests: p.GetDigests(), Created: wire.Instant(p.GetCreated()), Changed: wire.Instant(p.GetChanged()),
-		Expires: wire.Instant(p.GetExpires()), Starts: int(p.GetStarts()), Steps: wire.StepsFrom(p.GetSteps()), Blame: wire.BlameFrom(p.GetBlame())}
+		Expires: wire.Instant(p.GetExpires()), Starts: int(p.GetStarts()), Steps: wire.StepsFrom(p.GetSteps()), Blame: wire.BlameFrom(p.GetBlame()),
+		Network: wire.NetworkFrom(p.GetNetwork())}
 	if k := p.GetKept(); k != nil {
 		s.Kept = &KeptDisk{Digest: k.Digest, Tag: k.Tag, Until: wire.Instant(k.Until)}
 	}
@@ -190,6 +193,14 @@ func (c *Client) Resume(ctx context.Context, id dsec.SandboxID) (Sandbox, error)
 func (c *Client) Renew(ctx context.Context, id dsec.SandboxID, lifetime time.Duration) (Sandbox, error) {
 	req := &dsecv1.RenewRequest{Id: string(id), Lifetime: wire.Seconds(lifetime), CallId: newKey()}
 	return change(ctx, c, "renew sandbox", func() (*dsecv1.RenewResponse, error) { return c.sandboxes.Renew(ctx, req) })
+}
+
+// SetNetwork changes what a running sandbox may reach. When it returns, what the
+// policy does not open is closed, and connections there are dead. A sandbox that was
+// made without a network has none to change: IllegalState.
+func (c *Client) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) (Sandbox, error) {
+	req := wire.SetNetwork(id, p, newKey())
+	return change(ctx, c, "set network of sandbox", func() (*dsecv1.SetNetworkResponse, error) { return c.sandboxes.SetNetwork(ctx, req) })
 }
 
 // Delete removes a sandbox; existed is false if it was deleted before.

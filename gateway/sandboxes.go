@@ -290,6 +290,11 @@ func (s *sandboxes) Renew(ctx context.Context, req *dsecv1.RenewRequest) (*dsecv
 	return resp, s.on(ctx, req.Id, wire.VerbRenew, req, resp)
 }
 
+func (s *sandboxes) SetNetwork(ctx context.Context, req *dsecv1.SetNetworkRequest) (*dsecv1.SetNetworkResponse, error) {
+	resp := &dsecv1.SetNetworkResponse{}
+	return resp, s.on(ctx, req.Id, wire.VerbSetNetwork, req, resp)
+}
+
 func (s *sandboxes) Commit(ctx context.Context, req *dsecv1.CommitRequest) (*dsecv1.CommitResponse, error) {
 	ctx, cancel := within(ctx, commitWithin)
 	defer cancel()

@@ -26,15 +26,6 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// Policy is what a caller asks for.
-type Policy struct {
-	Mode  dsec.NetworkMode
-	Allow []dsec.NetworkRule
-}
-
-// PolicyOf is the one of a spec.
-func PolicyOf(s dsec.Spec) Policy { return Policy{s.Network, s.Allow} }
-
 // Lease is what a sandbox was given.
 type Lease struct {
 	Mode    dsec.NetworkMode
@@ -47,11 +38,11 @@ type Lease struct {
 type Network interface {
 	// Attach connects a namespace that was never connected. With an error the
 	// namespace may be half connected and must be destroyed by its owner.
-	Attach(ctx context.Context, id dsec.SandboxID, p Policy, netns *os.File) (Lease, error)
+	Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, netns *os.File) (Lease, error)
 	// Change puts another policy in force on a sandbox that was attached. When it
 	// returns, what the new one does not open is closed, and connections that were
 	// open there are dead. IllegalState for a sandbox without a link.
-	Change(ctx context.Context, id dsec.SandboxID, p Policy, netns *os.File) (generation uint64, err error)
+	Change(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, netns *os.File) (generation uint64, err error)
 	// Live lists the sandboxes that have a link.
 	Live(ctx context.Context) ([]dsec.SandboxID, error)
 	// Close lets go without disconnecting anybody.

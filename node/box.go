@@ -123,6 +123,9 @@ func (b *box) step(r *record, change func(r *record), states []dsec.State) (err 
 		switch to {
 		case dsec.Starting:
 			r.Ended = time.Time{}
+			if r.Network != nil { // a new link begins with it
+				r.Network = &dsec.NetworkState{NetworkPolicy: r.Network.NetworkPolicy, Generation: 1}
+			}
 		case dsec.Stopped, dsec.Failed, dsec.Deleted:
 			if r.Ended.IsZero() {
 				r.Ended = now

@@ -54,6 +54,8 @@ type record struct {
 	SpecHash string         `json:"spec_hash,omitempty"` // of the spec as it was asked for
 	Kept     *Kept          `json:"kept,omitempty"`      // its disk
 	Blame    *dsec.Blame    `json:"blame,omitempty"`
+
+	Network *dsec.NetworkState `json:"network,omitempty"` // in force since it was changed
 }
 
 // output is what is left of a command.
@@ -134,7 +136,7 @@ func decodeValue(what string, version byte, b []byte, into any) error {
 // sandbox is the record as the service tells it.
 func (r *record) sandbox() Sandbox {
 	s := Sandbox{ID: r.ID, Project: r.Project, Spec: r.Spec, State: r.State, Digests: slices.Clone(r.Digests), Created: r.Created,
-		Changed: r.Changed, Expires: r.Expires, Starts: r.Starts, Steps: slices.Clone(r.Steps)}
+		Changed: r.Changed, Expires: r.Expires, Starts: r.Starts, Steps: slices.Clone(r.Steps), Network: r.Network}
 	if r.Result != nil {
 		res := *r.Result
 		s.Result = &res

@@ -46,9 +46,10 @@ type Sandbox struct {
 	Changed time.Time
 	Expires time.Time // zero: no cap
 	Starts  int
-	Steps   []dsec.Step // of its last creation or start
-	Kept    *Kept       // its disk, packed because it failed; nil: it is not
-	Blame   *dsec.Blame // what it is blamed on; nil: nothing
+	Steps   []dsec.Step        // of its last creation or start
+	Kept    *Kept              // its disk, packed because it failed; nil: it is not
+	Blame   *dsec.Blame        // what it is blamed on; nil: nothing
+	Network *dsec.NetworkState // nil: as in its spec, never changed
 }
 
 // Kept says where the disk of a failed sandbox is.
@@ -91,6 +92,9 @@ type Service interface {
 	Resume(ctx context.Context, id dsec.SandboxID, callID string) (Sandbox, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(ctx context.Context, id dsec.SandboxID, lifetime time.Duration, callID string) (Sandbox, error)
+	// SetNetwork changes what a running or paused sandbox may reach. When it returns,
+	// what the policy does not open is closed, and connections there are dead.
+	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error)
 	// Commit makes a layer of what was changed in the sandbox, which may run and
 	// goes on, and gives it the tag, if there is one, and the tag to its project.
 	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scrub dsec.Scrub, callID string) (dsec.Packed, error)

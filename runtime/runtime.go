@@ -153,6 +153,14 @@ type Dialer interface {
 	Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error)
 }
 
+// Networker changes what a running sandbox may reach.
+type Networker interface {
+	// SetNetwork puts a policy in force. When it returns, what that does not open
+	// is closed, and connections there are dead; it stays in force for later starts,
+	// too. IllegalState for one that was made without a network.
+	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) (generation uint64, err error)
+}
+
 // Packer makes layers of disks.
 type Packer interface {
 	// Pack writes what a sandbox changed as the two files of a layer that stands

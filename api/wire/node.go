@@ -19,6 +19,7 @@ const (
 	VerbPause      = "pause"
 	VerbResume     = "resume"
 	VerbRenew      = "renew"
+	VerbSetNetwork = "set_network"
 	VerbCommit     = "commit"
 	VerbChanges    = "changes"
 	VerbStats      = "stats"

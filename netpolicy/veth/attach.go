@@ -27,7 +27,7 @@ const (
 )
 
 // Attach connects a namespace that was never connected.
-func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p netpolicy.Policy, ns *os.File) (netpolicy.Lease, error) {
+func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, ns *os.File) (netpolicy.Lease, error) {
 	const op = "connect network of"
 	plan, err := n.compile(p)
 	if err != nil {

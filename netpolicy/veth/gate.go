@@ -25,7 +25,7 @@ type linkEnd struct {
 const sweepEvery = 256
 
 // compile makes the plan of a policy on the ground of this network.
-func (n *Network) compile(p netpolicy.Policy) (netpolicy.Plan, error) {
+func (n *Network) compile(p dsec.NetworkPolicy) (netpolicy.Plan, error) {
 	g := netpolicy.Ground{Closed: n.c.Deny, Never: append(always(), n.subnet), Allow: n.c.Allow}
 	g.Never = append(g.Never, n.c.Never...)
 	for _, a := range n.c.DNS {
@@ -82,7 +82,7 @@ func (n *Network) gateAll() error {
 	if err := n.sweep(links); err != nil {
 		return err
 	}
-	open, err := n.compile(netpolicy.Policy{Mode: dsec.NetworkOpen})
+	open, err := n.compile(dsec.NetworkPolicy{Mode: dsec.NetworkOpen})
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (n *Network) gateAll() error {
 }
 
 // Change implements netpolicy.Network.
-func (n *Network) Change(_ context.Context, id dsec.SandboxID, p netpolicy.Policy, ns *os.File) (generation uint64, err error) {
+func (n *Network) Change(_ context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, ns *os.File) (generation uint64, err error) {
 	const op = "change network policy of"
 	plan, err := n.compile(p)
 	if err != nil {

@@ -18,11 +18,11 @@ import (
 	"github.com/opendsec/dsec/netpolicy"
 )
 
-func allow(rules ...dsec.NetworkRule) netpolicy.Policy {
-	return netpolicy.Policy{Mode: dsec.NetworkAllow, Allow: rules}
+func allow(rules ...dsec.NetworkRule) dsec.NetworkPolicy {
+	return dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: rules}
 }
 
-func attachPolicy(t testing.TB, n *Network, id dsec.SandboxID, p netpolicy.Policy) (*os.File, netpolicy.Lease) {
+func attachPolicy(t testing.TB, n *Network, id dsec.SandboxID, p dsec.NetworkPolicy) (*os.File, netpolicy.Lease) {
 	t.Helper()
 	ns := testNamespace(t)
 	lease, err := n.Attach(t.Context(), id, p, ns)
@@ -32,7 +32,7 @@ func attachPolicy(t testing.TB, n *Network, id dsec.SandboxID, p netpolicy.Polic
 	return ns, lease
 }
 
-func change(t testing.TB, n *Network, id dsec.SandboxID, p netpolicy.Policy, ns *os.File) uint64 {
+func change(t testing.TB, n *Network, id dsec.SandboxID, p dsec.NetworkPolicy, ns *os.File) uint64 {
 	t.Helper()
 	g, err := n.Change(t.Context(), id, p, ns)
 	if err != nil {
@@ -139,7 +139,7 @@ func TestF13_AChangeCutsWhatItForbids(t *testing.T) {
 	if _, err := io.ReadFull(lives, make([]byte, 1<<20)); err != nil {
 		t.Errorf("an open connection: %v", err)
 	}
-	if g := change(t, n, "a", netpolicy.Policy{}, ns); g != 3 {
+	if g := change(t, n, "a", dsec.NetworkPolicy{}, ns); g != 3 {
 		t.Errorf("generation %d", g)
 	}
 	if _, err := io.Copy(io.Discard, lives); !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.ECONNRESET) {

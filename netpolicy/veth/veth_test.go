@@ -165,7 +165,7 @@ func testNetwork(t testing.TB, l lab, c Config) *Network {
 	return n
 }
 
-var open = netpolicy.Policy{Mode: dsec.NetworkOpen}
+var open = dsec.NetworkPolicy{Mode: dsec.NetworkOpen}
 
 func testGate(t testing.TB) netpolicy.Gate {
 	t.Helper()
@@ -205,7 +205,7 @@ func left(t testing.TB, node *os.File) {
 func attach(t testing.TB, n *Network, id string, mode dsec.NetworkMode) (*os.File, netpolicy.Lease) {
 	t.Helper()
 	ns := testNamespace(t)
-	lease, err := n.Attach(t.Context(), dsec.SandboxID(id), netpolicy.Policy{Mode: mode}, ns)
+	lease, err := n.Attach(t.Context(), dsec.SandboxID(id), dsec.NetworkPolicy{Mode: mode}, ns)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -418,7 +418,7 @@ func TestFullSubnetIsTyped(t *testing.T) {
 		t.Errorf("the last error is %v, want resource_exhausted", err)
 	}
 	ns, _ := attach(t, n, "none", dsec.NetworkNone)
-	if _, err := n.Attach(t.Context(), "x", netpolicy.Policy{Mode: "nosuch"}, ns); !errors.Is(err, dsec.Invalid.Err()) {
+	if _, err := n.Attach(t.Context(), "x", dsec.NetworkPolicy{Mode: "nosuch"}, ns); !errors.Is(err, dsec.Invalid.Err()) {
 		t.Errorf("unknown mode: %v, want unsupported", err)
 	}
 }

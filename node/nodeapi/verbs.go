@@ -25,6 +25,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbPause:      unary(s.pause),
 		wire.VerbResume:     unary(s.resume),
 		wire.VerbRenew:      unary(s.renew),
+		wire.VerbSetNetwork: unary(s.setNetwork),
 		wire.VerbCommit:     unary(s.commit),
 		wire.VerbChanges:    unary(s.changes),
 		wire.VerbStats:      unary(s.stats),
@@ -61,7 +62,7 @@ func (s *Server) message(sb node.Sandbox) *dsecv1.Sandbox {
 	return &dsecv1.Sandbox{Id: string(sb.ID), Project: sb.Project, Spec: wire.Spec(sb.Spec), State: string(sb.State),
 		Result: wire.Result(sb.Result), Digests: sb.Digests, Created: wire.Stamp(sb.Created),
 		Changed: wire.Stamp(sb.Changed), Expires: wire.Stamp(sb.Expires), Starts: int32(sb.Starts),
-		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept), Blame: wire.Blame(sb.Blame)}
+		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept), Blame: wire.Blame(sb.Blame), Network: wire.Network(sb.Network)}
 }
 
 func kept(k *node.Kept) *dsecv1.Kept {
@@ -163,6 +164,13 @@ func (s *Server) renew(ctx context.Context, who caller, req *dsecv1.RenewRequest
 		return s.cfg.Service.Renew(ctx, id, wire.Duration(req.Lifetime), req.CallId)
 	})
 	return &dsecv1.RenewResponse{Sandbox: sb}, err
+}
+
+func (s *Server) setNetwork(ctx context.Context, who caller, req *dsecv1.SetNetworkRequest) (proto.Message, error) {
+	sb, err := s.changed(ctx, who, req.Id, func(id dsec.SandboxID) (node.Sandbox, error) {
+		return s.cfg.Service.SetNetwork(ctx, id, wire.PolicyFrom(req), req.CallId)
+	})
+	return &dsecv1.SetNetworkResponse{Sandbox: sb}, err
 }
 
 func (s *Server) commit(ctx context.Context, who caller, req *dsecv1.CommitRequest) (proto.Message, error) {

@@ -99,7 +99,7 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 	if _, err := r.profile(req.Spec.Profile); err != nil {
 		return err
 	}
-	if req.Spec.Network == dsec.NetworkOpen && r.cfg.Network == nil {
+	if hasNetwork(req.Spec.Network) && r.cfg.Network == nil {
 		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "this node has no network for sandboxes")
 	}
 	return nil
@@ -287,14 +287,6 @@ func (b *build) spawn(ctx context.Context) (err error) {
 	g := b.sb.group
 	b.sb.mu.Unlock()
 	b.shell, err = b.r.spawn(ctx, b.rec.group(), g, b.rec.UID, b.rec.Request.Spec.Limits.Memory)
-	return err
-}
-
-func (b *build) network(ctx context.Context) (err error) {
-	b.lease = netpolicy.Lease{Mode: dsec.NetworkNone}
-	if b.rec.Request.Spec.Network == dsec.NetworkOpen {
-		b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, dsec.NetworkOpen, b.shell.NetNS)
-	}
 	return err
 }
 

@@ -212,11 +212,16 @@ func (r *Runtime) goOn(ctx context.Context, sb *sandbox, g *cgroup.Group) error 
 }
 
 func (r *Runtime) setStill(sb *sandbox, on bool) error {
-	rec := *sb.record()
-	if rec.Still == on {
+	if sb.record().Still == on {
 		return nil
 	}
-	rec.Still = on
+	return r.rerecord(sb, func(rec *record) { rec.Still = on })
+}
+
+// rerecord changes what survives this process. The turn is held.
+func (r *Runtime) rerecord(sb *sandbox, change func(rec *record)) error {
+	rec := *sb.record()
+	change(&rec)
 	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
 		return diskError("write state of sandbox", string(sb.id), err)
 	}

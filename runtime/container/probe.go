@@ -127,5 +127,5 @@ func (r *Runtime) probeNetwork(context.Context) runtime.Check {
 	if r.cfg.Network == nil {
 		return runtime.Check{Name: "network", Detail: "only network \"none\": the node was started without one"}
 	}
-	return runtime.Check{Name: "network", OK: true, Detail: "none and open"}
+	return runtime.Check{Name: "network", OK: true, Detail: "none, allow-list and open"}
 }

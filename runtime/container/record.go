@@ -29,8 +29,10 @@ type record struct {
 	Begun   time.Time       `json:"begun"`           // of the last creation or start
 	Starts  int             `json:"starts"`          // 1 after creation
 	Stopped bool            `json:"stopped"`
-	Still   bool            `json:"still,omitempty"` // frozen for a moment: whoever finds it so thaws it
-	Last    *runtime.Stats  `json:"last,omitempty"`  // when it stopped
+	// Network is the policy that was set after creation; nil: as in the request.
+	Network *dsec.NetworkPolicy `json:"network,omitempty"`
+	Still   bool                `json:"still,omitempty"` // frozen for a moment: whoever finds it so thaws it
+	Last    *runtime.Stats      `json:"last,omitempty"`  // when it stopped
 }
 
 // group is the name of the control group.

@@ -34,7 +34,7 @@ type Spec struct {
 	User          string                 `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
 	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	Hostname      string                 `protobuf:"bytes,9,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "open"
+	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "open"
 	Limits        *Limits                `protobuf:"bytes,11,opt,name=limits,proto3" json:"limits,omitempty"`
 	Lifetimes     *Lifetimes             `protobuf:"bytes,12,opt,name=lifetimes,proto3" json:"lifetimes,omitempty"`
 	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug"
@@ -44,6 +44,7 @@ type Spec struct {
 	Labels        map[string]string      `protobuf:"bytes,17,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	CallId        string                 `protobuf:"bytes,18,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	RolloutKey    string                 `protobuf:"bytes,19,opt,name=rollout_key,json=rolloutKey,proto3" json:"rollout_key,omitempty"`
+	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"` // of the network mode "allow-list"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -211,6 +212,143 @@ func (x *Spec) GetRolloutKey() string {
 	return ""
 }
 
+func (x *Spec) GetAllow() []*NetworkRule {
+	if x != nil {
+		return x.Allow
+	}
+	return nil
+}
+
+// NetworkRule opens something: of a domain, or of addresses.
+type NetworkRule struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Domain        string                 `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`     // "pypi.org", or "*.pypi.org": every name below
+	Cidr          string                 `protobuf:"bytes,2,opt,name=cidr,proto3" json:"cidr,omitempty"`         // "203.0.113.0/24", or one address
+	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // "tcp" (default), "udp"; of addresses also "icmp", "any"
+	Ports         []string               `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`       // "443", "8000-8999"; default: 80 and 443 of a domain, all of addresses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkRule) Reset() {
+	*x = NetworkRule{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkRule) ProtoMessage() {}
+
+func (x *NetworkRule) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkRule.ProtoReflect.Descriptor instead.
+func (*NetworkRule) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *NetworkRule) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *NetworkRule) GetCidr() string {
+	if x != nil {
+		return x.Cidr
+	}
+	return ""
+}
+
+func (x *NetworkRule) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *NetworkRule) GetPorts() []string {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+// Network is what a sandbox may reach now.
+type Network struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mode          string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	Allow         []*NetworkRule         `protobuf:"bytes,2,rep,name=allow,proto3" json:"allow,omitempty"`
+	Generation    uint64                 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"` // grows with each change in force; 0: it has no network
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Network) Reset() {
+	*x = Network{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Network) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Network) ProtoMessage() {}
+
+func (x *Network) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Network.ProtoReflect.Descriptor instead.
+func (*Network) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Network) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Network) GetAllow() []*NetworkRule {
+	if x != nil {
+		return x.Allow
+	}
+	return nil
+}
+
+func (x *Network) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
 type Limits struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cpu           float64                `protobuf:"fixed64,1,opt,name=cpu,proto3" json:"cpu,omitempty"`
@@ -225,7 +363,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -237,7 +375,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -250,7 +388,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{1}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Limits) GetCpu() float64 {
@@ -307,7 +445,7 @@ type Lifetimes struct {
 
 func (x *Lifetimes) Reset() {
 	*x = Lifetimes{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -319,7 +457,7 @@ func (x *Lifetimes) String() string {
 func (*Lifetimes) ProtoMessage() {}
 
 func (x *Lifetimes) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -332,7 +470,7 @@ func (x *Lifetimes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lifetimes.ProtoReflect.Descriptor instead.
 func (*Lifetimes) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{2}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Lifetimes) GetIdle() float64 {
@@ -373,7 +511,7 @@ type HostMount struct {
 
 func (x *HostMount) Reset() {
 	*x = HostMount{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -385,7 +523,7 @@ func (x *HostMount) String() string {
 func (*HostMount) ProtoMessage() {}
 
 func (x *HostMount) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -398,7 +536,7 @@ func (x *HostMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostMount.ProtoReflect.Descriptor instead.
 func (*HostMount) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *HostMount) GetSource() string {
@@ -429,15 +567,16 @@ type Sandbox struct {
 	Starts        int32                  `protobuf:"varint,10,opt,name=starts,proto3" json:"starts,omitempty"`
 	Steps         []*Step                `protobuf:"bytes,11,rep,name=steps,proto3" json:"steps,omitempty"` // of the last creation or start
 	Node          string                 `protobuf:"bytes,12,opt,name=node,proto3" json:"node,omitempty"`
-	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"`   // absent: its disk is not kept
-	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"` // what it is blamed on; absent: nothing
+	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"`       // absent: its disk is not kept
+	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"`     // what it is blamed on; absent: nothing
+	Network       *Network               `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"` // absent: as in its spec, never changed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -449,7 +588,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -462,7 +601,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Sandbox) GetId() string {
@@ -563,6 +702,13 @@ func (x *Sandbox) GetBlame() *Blame {
 	return nil
 }
 
+func (x *Sandbox) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
 // Blame is what a sandbox is blamed on that is not its doing. It becomes the
 // cause of its end, unless a policy, a preemption or the platform itself ends it:
 // what the sandbox did since then may come of that.
@@ -577,7 +723,7 @@ type Blame struct {
 
 func (x *Blame) Reset() {
 	*x = Blame{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -589,7 +735,7 @@ func (x *Blame) String() string {
 func (*Blame) ProtoMessage() {}
 
 func (x *Blame) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -602,7 +748,7 @@ func (x *Blame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blame.ProtoReflect.Descriptor instead.
 func (*Blame) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Blame) GetCause() string {
@@ -638,7 +784,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -650,7 +796,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -663,7 +809,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Kept) GetDigest() string {
@@ -696,7 +842,7 @@ type CreateRequest struct {
 
 func (x *CreateRequest) Reset() {
 	*x = CreateRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -708,7 +854,7 @@ func (x *CreateRequest) String() string {
 func (*CreateRequest) ProtoMessage() {}
 
 func (x *CreateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -721,7 +867,7 @@ func (x *CreateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRequest.ProtoReflect.Descriptor instead.
 func (*CreateRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateRequest) GetSpec() *Spec {
@@ -740,7 +886,7 @@ type CreateResponse struct {
 
 func (x *CreateResponse) Reset() {
 	*x = CreateResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +898,7 @@ func (x *CreateResponse) String() string {
 func (*CreateResponse) ProtoMessage() {}
 
 func (x *CreateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +911,7 @@ func (x *CreateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateResponse.ProtoReflect.Descriptor instead.
 func (*CreateResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateResponse) GetSandbox() *Sandbox {
@@ -789,7 +935,7 @@ type CreateManyRequest struct {
 
 func (x *CreateManyRequest) Reset() {
 	*x = CreateManyRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +947,7 @@ func (x *CreateManyRequest) String() string {
 func (*CreateManyRequest) ProtoMessage() {}
 
 func (x *CreateManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +960,7 @@ func (x *CreateManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateManyRequest.ProtoReflect.Descriptor instead.
 func (*CreateManyRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateManyRequest) GetSpecs() []*Spec {
@@ -852,7 +998,7 @@ type CreateManyResponse struct {
 
 func (x *CreateManyResponse) Reset() {
 	*x = CreateManyResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -864,7 +1010,7 @@ func (x *CreateManyResponse) String() string {
 func (*CreateManyResponse) ProtoMessage() {}
 
 func (x *CreateManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -877,7 +1023,7 @@ func (x *CreateManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateManyResponse.ProtoReflect.Descriptor instead.
 func (*CreateManyResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CreateManyResponse) GetIndex() int32 {
@@ -937,7 +1083,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1095,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1108,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetRequest) GetId() string {
@@ -981,7 +1127,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1139,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1152,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetResponse) GetSandbox() *Sandbox {
@@ -1031,7 +1177,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1189,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1202,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListRequest) GetStates() []string {
@@ -1119,7 +1265,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1131,7 +1277,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1144,7 +1290,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListResponse) GetSandboxes() []*Sandbox {
@@ -1178,7 +1324,7 @@ type StartRequest struct {
 
 func (x *StartRequest) Reset() {
 	*x = StartRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1190,7 +1336,7 @@ func (x *StartRequest) String() string {
 func (*StartRequest) ProtoMessage() {}
 
 func (x *StartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1203,7 +1349,7 @@ func (x *StartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRequest.ProtoReflect.Descriptor instead.
 func (*StartRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StartRequest) GetId() string {
@@ -1229,7 +1375,7 @@ type StartResponse struct {
 
 func (x *StartResponse) Reset() {
 	*x = StartResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1387,7 @@ func (x *StartResponse) String() string {
 func (*StartResponse) ProtoMessage() {}
 
 func (x *StartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1400,7 @@ func (x *StartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartResponse.ProtoReflect.Descriptor instead.
 func (*StartResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StartResponse) GetSandbox() *Sandbox {
@@ -1275,7 +1421,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1433,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1446,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{17}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StopRequest) GetId() string {
@@ -1333,7 +1479,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1491,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1504,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{18}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StopResponse) GetSandbox() *Sandbox {
@@ -1378,7 +1524,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1390,7 +1536,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1403,7 +1549,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{19}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeleteRequest) GetId() string {
@@ -1429,7 +1575,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1441,7 +1587,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1454,7 +1600,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{20}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteResponse) GetExisted() bool {
@@ -1474,7 +1620,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1486,7 +1632,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,7 +1645,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{21}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -1525,7 +1671,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1537,7 +1683,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1550,7 +1696,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{22}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PauseResponse) GetSandbox() *Sandbox {
@@ -1570,7 +1716,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1728,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1741,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{23}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -1621,7 +1767,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1779,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1792,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{24}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ResumeResponse) GetSandbox() *Sandbox {
@@ -1667,7 +1813,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1825,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1838,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{25}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RenewRequest) GetId() string {
@@ -1725,7 +1871,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +1883,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,10 +1896,122 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{26}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RenewResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type SetNetworkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Network       string                 `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"`
+	Allow         []*NetworkRule         `protobuf:"bytes,3,rep,name=allow,proto3" json:"allow,omitempty"`
+	CallId        string                 `protobuf:"bytes,4,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNetworkRequest) Reset() {
+	*x = SetNetworkRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNetworkRequest) ProtoMessage() {}
+
+func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
+func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *SetNetworkRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SetNetworkRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *SetNetworkRequest) GetAllow() []*NetworkRule {
+	if x != nil {
+		return x.Allow
+	}
+	return nil
+}
+
+func (x *SetNetworkRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+type SetNetworkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"` // with the generation that is in force
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNetworkResponse) Reset() {
+	*x = SetNetworkResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNetworkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNetworkResponse) ProtoMessage() {}
+
+func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNetworkResponse.ProtoReflect.Descriptor instead.
+func (*SetNetworkResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *SetNetworkResponse) GetSandbox() *Sandbox {
 	if x != nil {
 		return x.Sandbox
 	}
@@ -1772,7 +2030,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1784,7 +2042,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1797,7 +2055,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{27}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -1844,7 +2102,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1856,7 +2114,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1869,7 +2127,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{28}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CommitResponse) GetDigest() string {
@@ -1943,7 +2201,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2213,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2226,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Scrub) GetHistories() bool {
@@ -2029,7 +2287,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2041,7 +2299,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2054,7 +2312,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ScrubReport) GetVersion() int32 {
@@ -2126,7 +2384,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2396,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2409,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Finding) GetPath() string {
@@ -2203,7 +2461,7 @@ type Lineage struct {
 
 func (x *Lineage) Reset() {
 	*x = Lineage{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2473,7 @@ func (x *Lineage) String() string {
 func (*Lineage) ProtoMessage() {}
 
 func (x *Lineage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2486,7 @@ func (x *Lineage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lineage.ProtoReflect.Descriptor instead.
 func (*Lineage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Lineage) GetParents() []string {
@@ -2276,7 +2534,7 @@ type ChangesRequest struct {
 
 func (x *ChangesRequest) Reset() {
 	*x = ChangesRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2546,7 @@ func (x *ChangesRequest) String() string {
 func (*ChangesRequest) ProtoMessage() {}
 
 func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2559,7 @@ func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
 func (*ChangesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ChangesRequest) GetId() string {
@@ -2332,7 +2590,7 @@ type ChangesResponse struct {
 
 func (x *ChangesResponse) Reset() {
 	*x = ChangesResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2602,7 @@ func (x *ChangesResponse) String() string {
 func (*ChangesResponse) ProtoMessage() {}
 
 func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2615,7 @@ func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesResponse.ProtoReflect.Descriptor instead.
 func (*ChangesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ChangesResponse) GetChanges() []*Change {
@@ -2414,7 +2672,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2684,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2697,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Change) GetKind() string {
@@ -2479,7 +2737,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +2749,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +2762,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -2534,7 +2792,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2804,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2817,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StatsResponse) GetCpu() float64 {
@@ -2650,7 +2908,7 @@ var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb9\x05\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe5\x05\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -2673,13 +2931,25 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06labels\x18\x11 \x03(\v2\x19.dsec.v1.Spec.LabelsEntryR\x06labels\x12\x17\n" +
 	"\acall_id\x18\x12 \x01(\tR\x06callId\x12\x1f\n" +
 	"\vrollout_key\x18\x13 \x01(\tR\n" +
-	"rolloutKey\x1a6\n" +
+	"rolloutKey\x12*\n" +
+	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x91\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
+	"\vNetworkRule\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
+	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x14\n" +
+	"\x05ports\x18\x04 \x03(\tR\x05ports\"i\n" +
+	"\aNetwork\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12*\n" +
+	"\x05allow\x18\x02 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\x04R\n" +
+	"generation\"\x91\x01\n" +
 	"\x06Limits\x12\x10\n" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12\x1d\n" +
 	"\n" +
@@ -2696,7 +2966,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"keepFailed\";\n" +
 	"\tHostMount\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\xeb\x03\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\x97\x04\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12!\n" +
@@ -2712,7 +2982,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05steps\x18\v \x03(\v2\r.dsec.v1.StepR\x05steps\x12\x12\n" +
 	"\x04node\x18\f \x01(\tR\x04node\x12!\n" +
 	"\x04kept\x18\r \x01(\v2\r.dsec.v1.KeptR\x04kept\x12$\n" +
-	"\x05blame\x18\x0e \x01(\v2\x0e.dsec.v1.BlameR\x05blame\"k\n" +
+	"\x05blame\x18\x0e \x01(\v2\x0e.dsec.v1.BlameR\x05blame\x12*\n" +
+	"\anetwork\x18\x0f \x01(\v2\x10.dsec.v1.NetworkR\anetwork\"k\n" +
 	"\x05Blame\x12\x14\n" +
 	"\x05cause\x18\x01 \x01(\tR\x05cause\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
@@ -2786,6 +3057,13 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\blifetime\x18\x02 \x01(\x01R\blifetime\x12\x17\n" +
 	"\acall_id\x18\x03 \x01(\tR\x06callId\";\n" +
 	"\rRenewResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"\x82\x01\n" +
+	"\x11SetNetworkRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\anetwork\x18\x02 \x01(\tR\anetwork\x12*\n" +
+	"\x05allow\x18\x03 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x17\n" +
+	"\acall_id\x18\x04 \x01(\tR\x06callId\"@\n" +
+	"\x12SetNetworkResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"p\n" +
 	"\rCommitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
@@ -2865,7 +3143,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x03R\tdiskLimit\x12\x1b\n" +
 	"\toom_kills\x18\v \x01(\x03R\boomKills\x12\x1f\n" +
 	"\vpids_denied\x18\f \x01(\x03R\n" +
-	"pidsDenied2\xfa\x05\n" +
+	"pidsDenied2\xc1\x06\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -2877,7 +3155,9 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06Delete\x12\x16.dsec.v1.DeleteRequest\x1a\x17.dsec.v1.DeleteResponse\x126\n" +
 	"\x05Pause\x12\x15.dsec.v1.PauseRequest\x1a\x16.dsec.v1.PauseResponse\x129\n" +
 	"\x06Resume\x12\x16.dsec.v1.ResumeRequest\x1a\x17.dsec.v1.ResumeResponse\x126\n" +
-	"\x05Renew\x12\x15.dsec.v1.RenewRequest\x1a\x16.dsec.v1.RenewResponse\x129\n" +
+	"\x05Renew\x12\x15.dsec.v1.RenewRequest\x1a\x16.dsec.v1.RenewResponse\x12E\n" +
+	"\n" +
+	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x129\n" +
 	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x12<\n" +
 	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
 	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
@@ -2894,122 +3174,133 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
-	(*Limits)(nil),                // 1: dsec.v1.Limits
-	(*Lifetimes)(nil),             // 2: dsec.v1.Lifetimes
-	(*HostMount)(nil),             // 3: dsec.v1.HostMount
-	(*Sandbox)(nil),               // 4: dsec.v1.Sandbox
-	(*Blame)(nil),                 // 5: dsec.v1.Blame
-	(*Kept)(nil),                  // 6: dsec.v1.Kept
-	(*CreateRequest)(nil),         // 7: dsec.v1.CreateRequest
-	(*CreateResponse)(nil),        // 8: dsec.v1.CreateResponse
-	(*CreateManyRequest)(nil),     // 9: dsec.v1.CreateManyRequest
-	(*CreateManyResponse)(nil),    // 10: dsec.v1.CreateManyResponse
-	(*GetRequest)(nil),            // 11: dsec.v1.GetRequest
-	(*GetResponse)(nil),           // 12: dsec.v1.GetResponse
-	(*ListRequest)(nil),           // 13: dsec.v1.ListRequest
-	(*ListResponse)(nil),          // 14: dsec.v1.ListResponse
-	(*StartRequest)(nil),          // 15: dsec.v1.StartRequest
-	(*StartResponse)(nil),         // 16: dsec.v1.StartResponse
-	(*StopRequest)(nil),           // 17: dsec.v1.StopRequest
-	(*StopResponse)(nil),          // 18: dsec.v1.StopResponse
-	(*DeleteRequest)(nil),         // 19: dsec.v1.DeleteRequest
-	(*DeleteResponse)(nil),        // 20: dsec.v1.DeleteResponse
-	(*PauseRequest)(nil),          // 21: dsec.v1.PauseRequest
-	(*PauseResponse)(nil),         // 22: dsec.v1.PauseResponse
-	(*ResumeRequest)(nil),         // 23: dsec.v1.ResumeRequest
-	(*ResumeResponse)(nil),        // 24: dsec.v1.ResumeResponse
-	(*RenewRequest)(nil),          // 25: dsec.v1.RenewRequest
-	(*RenewResponse)(nil),         // 26: dsec.v1.RenewResponse
-	(*CommitRequest)(nil),         // 27: dsec.v1.CommitRequest
-	(*CommitResponse)(nil),        // 28: dsec.v1.CommitResponse
-	(*Scrub)(nil),                 // 29: dsec.v1.Scrub
-	(*ScrubReport)(nil),           // 30: dsec.v1.ScrubReport
-	(*Finding)(nil),               // 31: dsec.v1.Finding
-	(*Lineage)(nil),               // 32: dsec.v1.Lineage
-	(*ChangesRequest)(nil),        // 33: dsec.v1.ChangesRequest
-	(*ChangesResponse)(nil),       // 34: dsec.v1.ChangesResponse
-	(*Change)(nil),                // 35: dsec.v1.Change
-	(*StatsRequest)(nil),          // 36: dsec.v1.StatsRequest
-	(*StatsResponse)(nil),         // 37: dsec.v1.StatsResponse
-	nil,                           // 38: dsec.v1.Spec.EnvEntry
-	nil,                           // 39: dsec.v1.Spec.LabelsEntry
-	nil,                           // 40: dsec.v1.ListRequest.LabelsEntry
-	(*Result)(nil),                // 41: dsec.v1.Result
-	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
-	(*Step)(nil),                  // 43: dsec.v1.Step
-	(*ErrorDetail)(nil),           // 44: dsec.v1.ErrorDetail
+	(*NetworkRule)(nil),           // 1: dsec.v1.NetworkRule
+	(*Network)(nil),               // 2: dsec.v1.Network
+	(*Limits)(nil),                // 3: dsec.v1.Limits
+	(*Lifetimes)(nil),             // 4: dsec.v1.Lifetimes
+	(*HostMount)(nil),             // 5: dsec.v1.HostMount
+	(*Sandbox)(nil),               // 6: dsec.v1.Sandbox
+	(*Blame)(nil),                 // 7: dsec.v1.Blame
+	(*Kept)(nil),                  // 8: dsec.v1.Kept
+	(*CreateRequest)(nil),         // 9: dsec.v1.CreateRequest
+	(*CreateResponse)(nil),        // 10: dsec.v1.CreateResponse
+	(*CreateManyRequest)(nil),     // 11: dsec.v1.CreateManyRequest
+	(*CreateManyResponse)(nil),    // 12: dsec.v1.CreateManyResponse
+	(*GetRequest)(nil),            // 13: dsec.v1.GetRequest
+	(*GetResponse)(nil),           // 14: dsec.v1.GetResponse
+	(*ListRequest)(nil),           // 15: dsec.v1.ListRequest
+	(*ListResponse)(nil),          // 16: dsec.v1.ListResponse
+	(*StartRequest)(nil),          // 17: dsec.v1.StartRequest
+	(*StartResponse)(nil),         // 18: dsec.v1.StartResponse
+	(*StopRequest)(nil),           // 19: dsec.v1.StopRequest
+	(*StopResponse)(nil),          // 20: dsec.v1.StopResponse
+	(*DeleteRequest)(nil),         // 21: dsec.v1.DeleteRequest
+	(*DeleteResponse)(nil),        // 22: dsec.v1.DeleteResponse
+	(*PauseRequest)(nil),          // 23: dsec.v1.PauseRequest
+	(*PauseResponse)(nil),         // 24: dsec.v1.PauseResponse
+	(*ResumeRequest)(nil),         // 25: dsec.v1.ResumeRequest
+	(*ResumeResponse)(nil),        // 26: dsec.v1.ResumeResponse
+	(*RenewRequest)(nil),          // 27: dsec.v1.RenewRequest
+	(*RenewResponse)(nil),         // 28: dsec.v1.RenewResponse
+	(*SetNetworkRequest)(nil),     // 29: dsec.v1.SetNetworkRequest
+	(*SetNetworkResponse)(nil),    // 30: dsec.v1.SetNetworkResponse
+	(*CommitRequest)(nil),         // 31: dsec.v1.CommitRequest
+	(*CommitResponse)(nil),        // 32: dsec.v1.CommitResponse
+	(*Scrub)(nil),                 // 33: dsec.v1.Scrub
+	(*ScrubReport)(nil),           // 34: dsec.v1.ScrubReport
+	(*Finding)(nil),               // 35: dsec.v1.Finding
+	(*Lineage)(nil),               // 36: dsec.v1.Lineage
+	(*ChangesRequest)(nil),        // 37: dsec.v1.ChangesRequest
+	(*ChangesResponse)(nil),       // 38: dsec.v1.ChangesResponse
+	(*Change)(nil),                // 39: dsec.v1.Change
+	(*StatsRequest)(nil),          // 40: dsec.v1.StatsRequest
+	(*StatsResponse)(nil),         // 41: dsec.v1.StatsResponse
+	nil,                           // 42: dsec.v1.Spec.EnvEntry
+	nil,                           // 43: dsec.v1.Spec.LabelsEntry
+	nil,                           // 44: dsec.v1.ListRequest.LabelsEntry
+	(*Result)(nil),                // 45: dsec.v1.Result
+	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
+	(*Step)(nil),                  // 47: dsec.v1.Step
+	(*ErrorDetail)(nil),           // 48: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	38, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
-	1,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
-	2,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
-	3,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	39, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
-	0,  // 5: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	41, // 6: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	42, // 7: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	42, // 8: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	42, // 9: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	43, // 10: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
-	6,  // 11: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
-	5,  // 12: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
-	42, // 13: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	42, // 14: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
-	0,  // 15: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
-	4,  // 16: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
-	0,  // 17: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
-	4,  // 18: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	44, // 19: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
-	4,  // 20: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	40, // 21: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
-	4,  // 22: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	4,  // 23: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 24: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 25: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 26: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 27: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	29, // 28: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	32, // 29: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	30, // 30: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	29, // 31: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	31, // 32: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	31, // 33: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	42, // 34: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	35, // 35: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	7,  // 36: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	9,  // 37: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	11, // 38: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	13, // 39: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	15, // 40: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	17, // 41: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	19, // 42: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	21, // 43: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	23, // 44: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	25, // 45: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	27, // 46: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	33, // 47: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	36, // 48: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	8,  // 49: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	10, // 50: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	12, // 51: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	14, // 52: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	16, // 53: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	18, // 54: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	20, // 55: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	22, // 56: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	24, // 57: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	26, // 58: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	28, // 59: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	34, // 60: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	37, // 61: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	49, // [49:62] is the sub-list for method output_type
-	36, // [36:49] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	42, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	3,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
+	4,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
+	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
+	43, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
+	1,  // 6: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
+	0,  // 7: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
+	45, // 8: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	46, // 9: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	46, // 10: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	46, // 11: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	47, // 12: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	8,  // 13: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
+	7,  // 14: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
+	2,  // 15: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
+	46, // 16: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	46, // 17: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	0,  // 18: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
+	6,  // 19: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
+	0,  // 20: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
+	6,  // 21: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
+	48, // 22: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	6,  // 23: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
+	44, // 24: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	6,  // 25: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	6,  // 26: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 27: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 28: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 29: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 30: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	1,  // 31: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
+	6,  // 32: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
+	33, // 33: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	36, // 34: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	34, // 35: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	33, // 36: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	35, // 37: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	35, // 38: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	46, // 39: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	39, // 40: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	9,  // 41: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	11, // 42: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	13, // 43: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	15, // 44: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	17, // 45: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	19, // 46: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	21, // 47: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	23, // 48: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	25, // 49: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	27, // 50: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	29, // 51: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	31, // 52: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	37, // 53: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	40, // 54: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	10, // 55: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	12, // 56: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	14, // 57: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	16, // 58: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	18, // 59: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	20, // 60: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	22, // 61: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	24, // 62: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	26, // 63: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	28, // 64: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	30, // 65: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	32, // 66: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	38, // 67: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	41, // 68: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	55, // [55:69] is the sub-list for method output_type
+	41, // [41:55] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -3018,7 +3309,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 		return
 	}
 	file_dsec_v1_common_proto_init()
-	file_dsec_v1_sandboxes_proto_msgTypes[10].OneofWrappers = []any{
+	file_dsec_v1_sandboxes_proto_msgTypes[12].OneofWrappers = []any{
 		(*CreateManyResponse_Sandbox)(nil),
 		(*CreateManyResponse_Error)(nil),
 	}
@@ -3028,7 +3319,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

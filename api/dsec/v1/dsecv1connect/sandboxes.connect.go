@@ -53,6 +53,8 @@ const (
 	SandboxesResumeProcedure = "/dsec.v1.Sandboxes/Resume"
 	// SandboxesRenewProcedure is the fully-qualified name of the Sandboxes's Renew RPC.
 	SandboxesRenewProcedure = "/dsec.v1.Sandboxes/Renew"
+	// SandboxesSetNetworkProcedure is the fully-qualified name of the Sandboxes's SetNetwork RPC.
+	SandboxesSetNetworkProcedure = "/dsec.v1.Sandboxes/SetNetwork"
 	// SandboxesCommitProcedure is the fully-qualified name of the Sandboxes's Commit RPC.
 	SandboxesCommitProcedure = "/dsec.v1.Sandboxes/Commit"
 	// SandboxesChangesProcedure is the fully-qualified name of the Sandboxes's Changes RPC.
@@ -80,6 +82,9 @@ type SandboxesClient interface {
 	Resume(context.Context, *v1.ResumeRequest) (*v1.ResumeResponse, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error)
+	// SetNetwork changes what a running sandbox may reach. When it answers, what the
+	// new policy does not open is closed, and connections there are dead.
+	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
 	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
@@ -160,6 +165,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("Renew")),
 			connect.WithClientOptions(opts...),
 		),
+		setNetwork: connect.NewClient[v1.SetNetworkRequest, v1.SetNetworkResponse](
+			httpClient,
+			baseURL+SandboxesSetNetworkProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("SetNetwork")),
+			connect.WithClientOptions(opts...),
+		),
 		commit: connect.NewClient[v1.CommitRequest, v1.CommitResponse](
 			httpClient,
 			baseURL+SandboxesCommitProcedure,
@@ -193,6 +204,7 @@ type sandboxesClient struct {
 	pause      *connect.Client[v1.PauseRequest, v1.PauseResponse]
 	resume     *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
 	renew      *connect.Client[v1.RenewRequest, v1.RenewResponse]
+	setNetwork *connect.Client[v1.SetNetworkRequest, v1.SetNetworkResponse]
 	commit     *connect.Client[v1.CommitRequest, v1.CommitResponse]
 	changes    *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
 	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
@@ -284,6 +296,15 @@ func (c *sandboxesClient) Renew(ctx context.Context, req *v1.RenewRequest) (*v1.
 	return nil, err
 }
 
+// SetNetwork calls dsec.v1.Sandboxes.SetNetwork.
+func (c *sandboxesClient) SetNetwork(ctx context.Context, req *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error) {
+	response, err := c.setNetwork.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Commit calls dsec.v1.Sandboxes.Commit.
 func (c *sandboxesClient) Commit(ctx context.Context, req *v1.CommitRequest) (*v1.CommitResponse, error) {
 	response, err := c.commit.CallUnary(ctx, connect.NewRequest(req))
@@ -330,6 +351,9 @@ type SandboxesHandler interface {
 	Resume(context.Context, *v1.ResumeRequest) (*v1.ResumeResponse, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error)
+	// SetNetwork changes what a running sandbox may reach. When it answers, what the
+	// new policy does not open is closed, and connections there are dead.
+	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
 	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
@@ -406,6 +430,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("Renew")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesSetNetworkHandler := connect.NewUnaryHandlerSimple(
+		SandboxesSetNetworkProcedure,
+		svc.SetNetwork,
+		connect.WithSchema(sandboxesMethods.ByName("SetNetwork")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesCommitHandler := connect.NewUnaryHandlerSimple(
 		SandboxesCommitProcedure,
 		svc.Commit,
@@ -446,6 +476,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesResumeHandler.ServeHTTP(w, r)
 		case SandboxesRenewProcedure:
 			sandboxesRenewHandler.ServeHTTP(w, r)
+		case SandboxesSetNetworkProcedure:
+			sandboxesSetNetworkHandler.ServeHTTP(w, r)
 		case SandboxesCommitProcedure:
 			sandboxesCommitHandler.ServeHTTP(w, r)
 		case SandboxesChangesProcedure:
@@ -499,6 +531,10 @@ func (UnimplementedSandboxesHandler) Resume(context.Context, *v1.ResumeRequest) 
 
 func (UnimplementedSandboxesHandler) Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Renew is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.SetNetwork is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error) {

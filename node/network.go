@@ -1,0 +1,44 @@
+package node
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// SetNetwork implements Service. The policy is in force before it is written down:
+// one that nobody has acknowledged may be in force after a crash, or not.
+func (n *Node) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error) {
+	const op = "set network of sandbox"
+	if p.Mode == "" {
+		p.Mode = dsec.NetworkNone
+	}
+	if err := p.Validate(); err != nil {
+		return Sandbox{}, dsec.E(dsec.ClassOf(err), op, string(id), err)
+	}
+	_, err := n.once(ctx, "set_network", id, callID, p, func(t *turn) (string, error) {
+		r, ok := t.rt.(runtime.Networker)
+		if !ok {
+			return "", t.unsupported(op)
+		}
+		if s := t.state(); s != dsec.Running && s != dsec.Paused {
+			return "", t.illegal(op)
+		}
+		generation, err := r.SetNetwork(ctx, id, p)
+		if err != nil {
+			return "", err
+		}
+		now := &dsec.NetworkState{NetworkPolicy: p, Generation: generation}
+		if err := t.move(func(r *record) { r.Network = now }, t.remember("")); err != nil {
+			return "", err
+		}
+		t.emit(dsec.Event{Type: dsec.EventNetwork, Detail: string(p.Mode), Fields: map[string]string{"generation": strconv.FormatUint(generation, 10)}})
+		return "", nil
+	})
+	if err != nil {
+		return Sandbox{}, err
+	}
+	return n.Get(ctx, id)
+}
