@@ -15,6 +15,7 @@ const (
 	EventFiles         EventType = "files"          // a file was written or removed through the API
 	EventAdopted       EventType = "adopted"        // the agent restarted and found the sandbox alive
 	EventLayerError    EventType = "layer_error"    // a read of one of its layers is EIO for somebody: it is blamed on infra_image, see Blame; Detail says why, Fields have layer and class
+	EventDiskError     EventType = "disk_error"     // the file system that its disk lies in failed: it is blamed on infra_disk; Detail says why
 	EventNote          EventType = "note"           // anything else worth a line
 )
 
