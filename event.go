@@ -16,6 +16,7 @@ const (
 	EventAdopted       EventType = "adopted"        // the agent restarted and found the sandbox alive
 	EventLayerError    EventType = "layer_error"    // a read of one of its layers is EIO for somebody: it is blamed on infra_image, see Blame; Detail says why, Fields have layer and class
 	EventNetwork       EventType = "network"        // another network policy is in force; Detail is its mode, Fields have generation
+	EventDiskError     EventType = "disk_error"     // the file system that its disk lies in failed: it is blamed on infra_disk; Detail says why
 	EventNote          EventType = "note"           // anything else worth a line
 )
 

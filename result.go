@@ -27,6 +27,7 @@ const (
 	CauseGraderTimeout     Cause = "grader_timeout"
 	CauseInfraNodeLost     Cause = "infra_node_lost"
 	CauseInfraImage        Cause = "infra_image"
+	CauseInfraDisk         Cause = "infra_disk" // the file system that its disk lies in failed
 	CauseInfraStartTimeout Cause = "infra_start_timeout"
 	CauseInfraCapacity     Cause = "infra_capacity"
 	CauseInfraControlPlane Cause = "infra_control_plane"
@@ -37,7 +38,7 @@ const (
 var Causes = []Cause{CauseCompleted, CauseCancelled, CauseAgentError, CauseAgentTimeout, CauseAgentDamage, CauseOOM,
 	CauseDiskFull, CausePidsLimit, CausePolicyKill, CauseExpiredIdle, CauseExpiredLifetime, CausePreempted,
 	CauseTaskImageNotFound, CauseTaskBuild, CauseTaskSetup, CauseTaskInvalid, CauseGraderError, CauseGraderTimeout,
-	CauseInfraNodeLost, CauseInfraImage, CauseInfraStartTimeout, CauseInfraCapacity, CauseInfraControlPlane, CauseUnknown}
+	CauseInfraNodeLost, CauseInfraImage, CauseInfraDisk, CauseInfraStartTimeout, CauseInfraCapacity, CauseInfraControlPlane, CauseUnknown}
 
 // Infra reports whether the platform is at fault.
 func (c Cause) Infra() bool { return len(c) > 6 && c[:6] == "infra_" }

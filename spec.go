@@ -97,6 +97,7 @@ const (
 	MaxPathBytes  = 4095 // as the kernel has it
 	MaxSpecBytes  = 1 << 20
 	MaxLifetime   = 30 * 24 * time.Hour
+	MaxBatch      = 10_000 // sandboxes of one call
 
 	MaxCPU       = 4096    // cores
 	MaxCPUWeight = 10000   // as the kernel has it

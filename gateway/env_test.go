@@ -144,6 +144,13 @@ func (n *thinNode) Renew(ctx context.Context, id dsec.SandboxID, _ time.Duration
 	return n.Get(ctx, id)
 }
 
+func (n *thinNode) SetNetwork(_ context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, _ string) (node.Sandbox, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.boxes[id].Network = &dsec.NetworkState{NetworkPolicy: p, Generation: 2}
+	return *n.boxes[id], nil
+}
+
 func (n *thinNode) Commit(context.Context, dsec.SandboxID, layer.Tag, dsec.Scrub, string) (dsec.Packed, error) {
 	return dsec.Packed{Digest: "sha256:0"}, nil
 }

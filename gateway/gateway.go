@@ -81,7 +81,7 @@ const (
 	aliveEvery    = 10 * time.Second
 	nodeSilence   = 3 * aliveEvery // a node's stream without a sign of life is dead
 	batchAtOnce   = 64             // creates of one CreateMany at work
-	maxBatchItems = 10_000
+	maxBatchItems = dsec.MaxBatch
 	maxSpelled    = 64 << 20 // of the specs of a CreateMany, each by itself
 )
 

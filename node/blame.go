@@ -13,14 +13,30 @@ const (
 	layerErrorsBy  = time.Second // events of one sandbox are so far apart at least
 )
 
-// trouble is a read of a layer that is an error for somebody.
+// trouble is a read of a layer that is an error for somebody, or the failure of
+// all disks of a tier.
 type trouble struct {
-	layer layer.Digest
+	cause dsec.Cause
+	layer layer.Digest // of infra_image
+	tier  dsec.Tier    // of infra_disk
 	at    time.Time
 	err   error
 }
 
-func (t *trouble) String() string { return "layer " + string(t.layer) + ": " + t.err.Error() }
+func (t *trouble) String() string {
+	if t.cause == dsec.CauseInfraDisk {
+		return "disk: " + t.err.Error()
+	}
+	return "layer " + string(t.layer) + ": " + t.err.Error()
+}
+
+func (t *trouble) event() dsec.Event {
+	if t.cause == dsec.CauseInfraDisk {
+		return dsec.Event{Type: dsec.EventDiskError, Detail: t.err.Error()}
+	}
+	return dsec.Event{Type: dsec.EventLayerError, Detail: t.err.Error(),
+		Fields: map[string]string{"layer": string(t.layer), "class": string(dsec.ClassOf(t.err))}}
+}
 
 // LayerFailed blames sandboxes on infra_image, durably when it returns nil: those
 // that have a layer of which reads are errors, the first of them at that time, and
@@ -43,39 +59,52 @@ func (n *Node) LayerFailed(d layer.Digest, at time.Time, err error) error {
 	if now := n.cfg.Clock(); at.IsZero() || at.After(now) {
 		at = now
 	}
-	t := &trouble{layer: d, at: at.UTC(), err: err}
-	var ops []op
-	var written []func()
-	known := map[dsec.SandboxID]bool{}
-	for _, b := range n.all() {
-		known[b.id] = true
-		if b.layerFailed(t) {
-			put, done := b.putBlame()
-			ops, written = append(ops, put), append(written, done)
-		}
+	t := &trouble{cause: dsec.CauseInfraImage, layer: d, at: at.UTC(), err: err}
+	known, err := n.blameLive(t)
+	if err != nil {
+		return err
 	}
 	ended, err := n.ledger.endedWith(t, known)
 	if err != nil {
 		return err
 	}
+	var ops []op
 	for _, id := range ended {
 		ops = append(ops, blameEnded(id, t))
 	}
 	if len(ops) == 0 {
 		return nil
 	}
+	return n.ledger.commit(ops...)
+}
+
+// blameLive blames what is not deleted, durably, and lists what there is.
+func (n *Node) blameLive(t *trouble) (known map[dsec.SandboxID]bool, err error) {
+	var ops []op
+	var written []func()
+	known = map[dsec.SandboxID]bool{}
+	for _, b := range n.all() {
+		known[b.id] = true
+		if b.suffers(t) {
+			put, done := b.putBlame()
+			ops, written = append(ops, put), append(written, done)
+		}
+	}
+	if len(ops) == 0 {
+		return known, nil
+	}
 	if err := n.ledger.commit(ops...); err != nil {
-		return err
+		return nil, err
 	}
 	for _, done := range written {
 		done()
 	}
-	return nil
+	return known, nil
 }
 
-// layerFailed says whether the ledger does not have yet what the sandbox is
+// suffers says whether the ledger does not have yet what the sandbox is
 // blamed on.
-func (b *box) layerFailed(t *trouble) (unwritten bool) {
+func (b *box) suffers(t *trouble) (unwritten bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.gone || !b.rec.livedWith(t) {
@@ -86,18 +115,17 @@ func (b *box) layerFailed(t *trouble) (unwritten bool) {
 		b.blames++
 		b.dirty = true
 	}
-	if fresh || t.at.Sub(b.layerError) >= layerErrorsBy {
+	if fresh || t.layer != "" && t.at.Sub(b.layerError) >= layerErrorsBy {
 		b.layerError = t.at
-		b.emitLocked(dsec.Event{Type: dsec.EventLayerError, Detail: t.err.Error(),
-			Fields: map[string]string{"layer": string(t.layer), "class": string(dsec.ClassOf(t.err))}})
+		b.emitLocked(t.event())
 	}
 	return b.blames != b.blamesIn
 }
 
-// livedWith says whether the sandbox had the layer when reads of it failed, or
+// livedWith says whether the sandbox had the layer or the disk when it failed, or
 // since. As long as its end is not known it may have processes.
 func (r *record) livedWith(t *trouble) bool {
-	if !slices.Contains(r.Digests, string(t.layer)) {
+	if t.layer != "" && !slices.Contains(r.Digests, string(t.layer)) || t.layer == "" && r.Spec.Tier != t.tier {
 		return false
 	}
 	end := r.Ended
@@ -111,7 +139,7 @@ func (r *record) livedWith(t *trouble) bool {
 func (r *record) blame(t *trouble) (fresh bool) {
 	since, why := later(t.at, r.Created).UTC(), t.String()
 	if r.Blame == nil {
-		r.Blame = &dsec.Blame{Cause: dsec.CauseInfraImage, Since: since, Evidence: []string{why}}
+		r.Blame = &dsec.Blame{Cause: t.cause, Since: since, Evidence: []string{why}}
 		r.Result = r.verdict(r.Result)
 		return true
 	}

@@ -391,7 +391,7 @@ func TestWhetherADiskIsKeptIsReadUnderTheLock(t *testing.T) {
 			b.mu.Lock()
 			b.rec.Result, b.rec.Blame = dsec.NewResult(dsec.CauseCompleted, "run", dsec.InducedBySelf), nil
 			b.mu.Unlock()
-			b.layerFailed(&trouble{layer: layer.DigestOf([]byte(toolkit)), at: time.Now(), err: errBroken})
+			b.suffers(&trouble{cause: dsec.CauseInfraImage, layer: layer.DigestOf([]byte(toolkit)), at: time.Now(), err: errBroken})
 		}
 	}()
 	for {

@@ -20,6 +20,7 @@ type box struct {
 	rt     runtime.Runtime
 	turn   chan struct{}           // capacity 1: held by who changes the state
 	cancel context.CancelCauseFunc // of its creation; nil for an adopted one
+	unpack context.CancelCauseFunc // of a commit at work; guarded by mu
 	held   share                   // of the budget; guarded by turn
 	left   bool                    // something could not be undone; guarded by turn
 

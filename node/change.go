@@ -57,6 +57,9 @@ func (n *Node) once(ctx context.Context, verb string, id dsec.SandboxID, callID 
 	if t.box = n.find(id); t.box == nil {
 		return "", n.goneError(verb, id)
 	}
+	if verb == "delete" {
+		t.endPacking()
+	}
 	if verb == "delete" || verb == "stop" {
 		t.cancelled = t.interrupt()
 	}
@@ -132,6 +135,7 @@ func (n *Node) Stop(ctx context.Context, id dsec.SandboxID, cause dsec.Cause, ca
 func (n *Node) stop(ctx context.Context, b *box, res *dsec.Result, extra []op) error {
 	switch b.state() {
 	case dsec.Running, dsec.Paused:
+		n.lookAtDisks() // before it is said how it ended
 		usage := n.sample(ctx, b)
 		err := b.move(func(r *record) { r.Intent, r.Result, r.Usage = intentStop, r.verdict(withUsage(res, usage)), usage }, nil, dsec.Stopping)
 		if err != nil {

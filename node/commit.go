@@ -23,8 +23,12 @@ import (
 // one. See bench/RESULTS.md for what they cost.
 const maxPacked = 8
 
-// packsAtOnce bounds the memory and the disk that packing takes.
-const packsAtOnce = 2
+// packsAtOnce bounds the memory and the disk that packing takes. One project has
+// at most projectPacks of them: its disks may be made to take long.
+const (
+	packsAtOnce  = 4
+	projectPacks = 2
+)
 
 // packSuffix is of the lease under which the layers of a disk are packed.
 const packSuffix = ".pack"
@@ -49,6 +53,8 @@ func (n *Node) Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scr
 		if t.rec.Intent == intentDestroy { // only the turn writes it
 			return "", t.goneNow(op)
 		}
+		ctx, end := t.packing(ctx)
+		defer end()
 		packed, err := n.pack(ctx, t.box, tag, scrub)
 		if err != nil {
 			return "", err
@@ -75,12 +81,11 @@ func (n *Node) pack(ctx context.Context, b *box, tag layer.Tag, scrub dsec.Scrub
 	if !ok || n.cfg.Add == nil {
 		return packed, b.unsupported(op)
 	}
-	select {
-	case n.packs <- struct{}{}:
-		defer func() { <-n.packs }()
-	case <-ctx.Done():
-		return packed, dsec.E(dsec.ClassOf(ctx.Err()), op, string(b.id), ctx.Err())
+	done, err := n.packs.take(ctx, b.rec.Project)
+	if err != nil {
+		return packed, dsec.E(dsec.ClassOf(err), op, string(b.id), err)
 	}
+	defer done()
 	b.use(1)
 	defer b.use(-1)
 	set, release, err := n.layersOf(ctx, b.rec.Project, b.id, b.rec.Digests)

@@ -219,3 +219,66 @@ func TestKeepingSurvivesTheAgent(t *testing.T) {
 		t.Errorf("%+v %v", got.Kept, err)
 	}
 }
+
+// slow has packs wait until their context ends.
+func slow(t *testing.T) (packing chan dsec.SandboxID) {
+	t.Helper()
+	packing = make(chan dsec.SandboxID, 16)
+	t.Cleanup(failpoint.Arm("node.pack.add", func(ctx context.Context, _ string) error {
+		packing <- ""
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}))
+	return packing
+}
+
+// TestDeletingEndsACommit: nobody waits for the pack of a disk that goes.
+func TestDeletingEndsACommit(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Add = newShelf(t).add })
+	sb := w.create(nil)
+	packing := slow(t)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.Commit(t.Context(), sb.ID, layer.Tag{}, dsec.Scrub{}, "")
+		ended <- err
+	}()
+	<-packing
+	if existed, err := w.Delete(t.Context(), sb.ID, ""); err != nil || !existed {
+		t.Errorf("%v, %v", existed, err)
+	}
+	if err := <-ended; err == nil {
+		t.Error("committed")
+	}
+}
+
+// TestOneProjectDoesNotTakeAllPacks: however many disks of it are slow, another
+// packs, and who waits in vain leaves nothing.
+func TestOneProjectDoesNotTakeAllPacks(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Add = newShelf(t).add })
+	packing := slow(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	commit := func(project string) {
+		sb, err := w.Create(t.Context(), project, dsec.Spec{Tier: dsec.TierContainer, Image: "base"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() { _, _ = w.Commit(ctx, sb.ID, layer.Tag{}, dsec.Scrub{}, "") })
+	}
+	for range packsAtOnce {
+		commit("greedy")
+	}
+	for range projectPacks {
+		<-packing
+	}
+	commit("other")
+	<-packing
+	if len(packing) != 0 {
+		t.Errorf("%d more are packing", len(packing))
+	}
+	stop()
+	wg.Wait()
+	if len(w.packs.own) != 0 {
+		t.Errorf("projects stay: %v", w.packs.own)
+	}
+}

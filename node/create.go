@@ -220,6 +220,9 @@ func (n *Node) admit(project string, s dsec.Spec, hash string, cancel context.Ca
 	if err != nil {
 		return nil, err
 	}
+	if err := diskFailed(n.ctx, rt); err != nil {
+		return nil, dsec.E(dsec.Unavailable, "admit sandbox", string(n.cfg.ID), err)
+	}
 	n.mu.RLock()
 	draining := n.draining
 	n.mu.RUnlock()

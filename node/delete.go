@@ -29,6 +29,7 @@ func (n *Node) delete(ctx context.Context, b *box, res *dsec.Result, extra []op)
 	change := func(r *record) { r.Intent = intentDestroy }
 	live := b.state() == dsec.Running || b.state() == dsec.Paused
 	if live {
+		n.lookAtDisks() // before it is said how it ended
 		usage := n.sample(ctx, b)
 		states = []dsec.State{dsec.Stopping}
 		change = func(r *record) { r.Intent, r.Result, r.Usage = intentDestroy, r.verdict(withUsage(res, usage)), usage }

@@ -54,6 +54,7 @@ func (n *Node) exited(x runtime.Exit) {
 // fail ends a sandbox whose processes are gone already: stopped if its main
 // process just ended, else failed. Its disk is kept. The turn is held.
 func (n *Node) fail(b *box, res *dsec.Result) error {
+	n.lookAtDisks() // before it is said how it ended
 	usage := n.sample(n.ctx, b)
 	states := []dsec.State{dsec.Failed}
 	if res.Cause == dsec.CauseCompleted {

@@ -30,6 +30,7 @@ func (n *Node) tick() {
 // sweep looks at every sandbox once.
 func (n *Node) sweep() {
 	now := n.cfg.Clock()
+	n.lookAtDisks()
 	for _, b := range n.all() {
 		if todo := b.due(now); todo != nil {
 			n.whenFree(b, todo)

@@ -18,7 +18,7 @@ type Node struct {
 	budget *budget
 	starts *starts
 	subs   *subscriptions
-	packs  chan struct{} // bounds what is packed at once
+	packs  *packs
 	work   chan struct{} // bounds what the node does on its own behalf at once
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -49,7 +49,7 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{cfg: cfg, ledger: l, budget: &budget{lim: cfg.Budgets}, starts: newStarts(cfg.StartLimit, cfg.StartQueue),
-		subs: &subscriptions{metrics: cfg.Metrics, all: map[*subscriber]struct{}{}}, work: make(chan struct{}, ownWork), packs: make(chan struct{}, packsAtOnce),
+		subs: &subscriptions{metrics: cfg.Metrics, all: map[*subscriber]struct{}{}}, work: make(chan struct{}, ownWork), packs: newPacks(),
 		boxes: map[dsec.SandboxID]*box{}, names: map[string]dsec.SandboxID{}, creations: map[string]*creation{}}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	if err := n.recover(n.ctx); err != nil {

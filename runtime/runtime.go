@@ -161,6 +161,13 @@ type Networker interface {
 	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) (generation uint64, err error)
 }
 
+// DiskWatcher knows how the disks of its sandboxes are.
+type DiskWatcher interface {
+	// DiskFailed is why all disks have failed, and what is in them is lost or will
+	// be; nil while they have not. It is quick.
+	DiskFailed(ctx context.Context) error
+}
+
 // Packer makes layers of disks.
 type Packer interface {
 	// Pack writes what a sandbox changed as the two files of a layer that stands

@@ -131,12 +131,20 @@ func (d *dir) Open(ctx context.Context, key string, off, n int64) (io.ReadCloser
 	return r, nil
 }
 
-// unknown: a key that leads through a file is not there.
+// unknown: a key that leads through a file, in a circle or out of the directory is
+// not there.
 func unknown(op, key string, err error) error {
-	if errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EISDIR) {
+	if errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.ELOOP) || escapes(err) {
 		err = fs.ErrNotExist
 	}
 	return classify(op, key, withoutPath(err))
+}
+
+// escapes says whether os.Root has refused to leave its directory. It has no
+// error for that which others can name.
+func escapes(err error) bool {
+	p, ok := errors.AsType[*fs.PathError](err)
+	return ok && p.Err.Error() == "path escapes from parent"
 }
 
 // withoutPath: the key is in the error already.

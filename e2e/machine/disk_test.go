@@ -3,9 +3,11 @@ package machine
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,6 +77,48 @@ func TestFullHostDisk(t *testing.T) {
 		_, err := h.Create(ctx, dsec.Spec{Tier: dsec.TierContainer, Image: "box"})
 		return err == nil
 	})
+}
+
+// TestADiskThatFailsIsBlamed: when the disk below the pool has no room for what the
+// pool has promised, the kernel makes the pool's file system read-only. Nobody's
+// rollout ends well then; doctor says what to do, and that helps.
+func TestADiskThatFailsIsBlamed(t *testing.T) {
+	dir := small(t)
+	h := startIn(t, filepath.Join(dir, "state"))
+	writer, other := h.create(func(s *dsec.Spec) { s.Limits.Disk = 256 << 20 }), h.create(nil)
+	filler := filepath.Join(dir, "filler")
+	fill(t, filler)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	_, _ = h.Run(ctx, writer, process.Spec{Argv: []string{"/bin/sh", "-c", "dd if=/dev/urandom of=/big bs=1M count=150; /bin/busybox sync"}}, io.Discard, io.Discard)
+	eventually(t, "the sandboxes are blamed", func() bool {
+		for _, id := range []dsec.SandboxID{writer, other} {
+			if sb, err := h.Get(ctx, id); err != nil || sb.Blame == nil || sb.Blame.Cause != dsec.CauseInfraDisk {
+				return false
+			}
+		}
+		return true
+	})
+	if c := h.check("disk limit"); c.OK || !strings.Contains(c.Detail, "dsec down and dsec up") {
+		t.Errorf("doctor says %+v", c)
+	}
+	if _, err := h.Create(ctx, dsec.Spec{Tier: dsec.TierContainer, Image: "box"}); dsec.ClassOf(err) != dsec.Unavailable || !strings.Contains(err.Error(), "read-only") {
+		t.Errorf("a creation: %v", err)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	if sb, err := h.Stop(ctx, writer, dsec.CauseCompleted); err != nil || sb.Result.Cause != dsec.CauseInfraDisk || !sb.Result.Mask() {
+		t.Errorf("whose disk it was: %+v, %v", sb.Result, err)
+	}
+	h.ends()
+	h.Serve()
+	if sb, err := h.Get(ctx, other); err != nil || sb.Result == nil || !sb.Result.Cause.Infra() {
+		t.Errorf("ended with the machine: %+v, %v", sb.Result, err)
+	}
+	if out, r := h.sh(h.create(nil), "echo alive >/x; cat /x"); out != "alive\n" {
+		t.Errorf("afterwards: %q, %+v", out, r)
+	}
 }
 
 // fill takes every free block.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/runtime"
 )
 
 // TestEvictedLayersComeAgain: data that are given back come again as they are
@@ -106,17 +107,21 @@ func (h *host) demand(ref dsec.LayerRef) client.LayerDemand {
 }
 
 // demandChecks is what doctor says of layers on demand.
-func (h *host) demandChecks() string {
+func (h *host) demandChecks() string { return h.check("layers on demand").Detail }
+
+// check is what doctor says of something.
+func (h *host) check(name string) runtime.Check {
 	reports, err := h.Doctor(h.t.Context(), "")
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	for _, r := range reports {
 		for _, c := range r.Checks {
-			if c.Name == "layers on demand" {
-				return c.Detail
+			if c.Name == name {
+				return c
 			}
 		}
 	}
-	return ""
+	h.t.Fatalf("doctor says nothing of %s: %+v", name, reports)
+	return runtime.Check{}
 }

@@ -1,12 +1,14 @@
 package machine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -103,6 +105,37 @@ func storeBreaks(t *testing.T, how string) {
 		if res := h.deleted(id); res.Cause != dsec.CauseCompleted {
 			t.Errorf("who has seen nothing: %+v", res)
 		}
+	}
+}
+
+// TestAnOutageIsWaitedThrough: what reads while object storage is away for some
+// seconds waits and reads, and nobody is blamed.
+func TestAnOutageIsWaitedThrough(t *testing.T) {
+	for _, how := range []string{"fuse", "pre-content"} {
+		t.Run(how, func(t *testing.T) {
+			needs(t, how)
+			h, ref, server := onObjects(t, how, 300)
+			id := h.with(ref)
+			server.Proxy.Set(fault.Faults{Mode: fault.Unavailable})
+			asked, begun := server.Proxy.Requests(), time.Now()
+			read := make(chan error, 1)
+			go func() {
+				out, err := h.follow(t.Context(), id, reading)
+				if err == nil && out != "read 300\n" {
+					err = errors.New(out)
+				}
+				read <- err
+			}()
+			// Longer than anybody asks who does not wait for the end of it.
+			eventually(t, "it is asked for again and again", func() bool { return server.Proxy.Requests() > asked+4 && time.Since(begun) > 3*time.Second })
+			server.Proxy.Set(fault.Faults{})
+			if err := <-read; err != nil {
+				t.Errorf("over an outage: %v", err)
+			}
+			if res := h.deleted(id); res.Cause != dsec.CauseCompleted {
+				t.Errorf("%+v", res)
+			}
+		})
 	}
 }
 

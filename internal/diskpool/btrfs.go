@@ -59,6 +59,9 @@ func openBtrfs(ctx context.Context, o Options) (Pool, error) {
 	p := &btrfsPool{base: base{o: o}, mount: mount, sweeping: make(chan uint64, 1024), done: make(chan struct{}),
 		stop: make(chan struct{}), swept: make(chan struct{})}
 	if err := p.begin(); err != nil {
+		if p.root != nil && failed(p.root) {
+			err = fmt.Errorf("%w: %w", ErrFailed, err)
+		}
 		_ = mount.Close()
 		if p.root != nil {
 			_ = p.root.Close()
@@ -154,6 +157,13 @@ func (p *btrfsPool) begin() error {
 		return err
 	}
 	return p.sweepStale()
+}
+
+// failed says whether the kernel has made a file system read-only, which it does
+// with one that the disk below has failed. Nothing in it can be relied on.
+func failed(root *os.File) bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(int(root.Fd()), &st) == nil && st.Flags&unix.ST_RDONLY != 0
 }
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
@@ -302,12 +312,16 @@ func (p *btrfsPool) List(context.Context) ([]string, error) {
 }
 
 func (p *btrfsPool) Space(context.Context) (Space, error) {
+	const op = "look at disk pool"
+	if failed(p.root) {
+		return Space{}, dsec.E(dsec.Unavailable, op, p.o.Dir, ErrFailed)
+	}
 	size, free, err := fstatfs(p.root)
 	if err != nil {
-		return Space{}, wrap("look at disk pool", p.o.Dir, err)
+		return Space{}, wrap(op, p.o.Dir, err)
 	}
 	_, below, err := statfs(p.o.Dir)
-	return Space{Size: size, Free: min(free, below)}, wrap("look at disk pool", p.o.Dir, err)
+	return Space{Size: size, Free: min(free, below)}, wrap(op, p.o.Dir, err)
 }
 
 func (p *btrfsPool) Close() error {

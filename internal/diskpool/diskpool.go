@@ -26,6 +26,7 @@ package diskpool
 
 import (
 	"context"
+	"errors"
 	"os"
 
 	"github.com/opendsec/dsec/internal/linux"
@@ -44,6 +45,10 @@ type Space struct {
 	Free int64
 }
 
+// ErrFailed: what is in the pool is lost, or will be. It mounts again when nothing
+// has it any more.
+var ErrFailed = errors.New("its file system is read-only, because the disk below it was full or failed: make room there, then dsec down and dsec up")
+
 // Pool is a set of size-limited directories.
 type Pool interface {
 	// Mechanism names it in a few words; Why says how it was chosen.
@@ -60,6 +65,8 @@ type Pool interface {
 	Resize(ctx context.Context, name string, limit int64) error
 	Remove(ctx context.Context, name string) error
 	List(ctx context.Context) ([]string, error)
+	// Space is the error ErrFailed, of class Unavailable, if the file system of the
+	// pool has failed.
 	Space(ctx context.Context) (Space, error)
 	// Close waits for removals under way and lets go; it removes nothing.
 	Close() error

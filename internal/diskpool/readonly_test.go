@@ -1,6 +1,7 @@
 package diskpool
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"testing"
@@ -42,6 +43,9 @@ func TestAReadOnlyPoolIsFoundAgain(t *testing.T) {
 	defer again.Close()
 	if names, err := again.List(t.Context()); err != nil || !slices.Equal(names, []string{"a"}) {
 		t.Errorf("%v, %v", names, err)
+	}
+	if _, err := again.Space(t.Context()); dsec.ClassOf(err) != dsec.Unavailable || !errors.Is(err, ErrFailed) {
+		t.Errorf("space: %v", err)
 	}
 	if err := again.Remove(t.Context(), "a"); dsec.ClassOf(err) != dsec.Unavailable {
 		t.Errorf("remove: %v", err)

@@ -30,6 +30,7 @@ var _ netpolicy.Gate = (*Gate)(nil)
 // methods may be called at one time; for one link, one after the other.
 type Gate struct {
 	maps     *Maps
+	owns     bool // the maps end with it
 	from, to *ebpf.Program
 
 	mu    sync.Mutex
@@ -68,7 +69,13 @@ func New(m *Maps) (*Gate, error) {
 }
 
 // Close lets go of the programs. They stay where they are attached.
-func (g *Gate) Close() error { return errors.Join(g.from.Close(), g.to.Close()) }
+func (g *Gate) Close() error {
+	err := errors.Join(g.from.Close(), g.to.Close())
+	if g.owns {
+		g.maps.Close()
+	}
+	return err
+}
 
 // adopt reads what is in force. Plans that no link has are of who was killed while
 // he made them.

@@ -12,6 +12,8 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/linux"
+	"github.com/opendsec/dsec/netpolicy"
+	"github.com/opendsec/dsec/netpolicy/bpf"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -31,6 +33,17 @@ func newNetNS(t *testing.T) *os.File {
 	return ns
 }
 
+func testGate(t *testing.T) netpolicy.Gate {
+	t.Helper()
+	m, err := bpf.NewMaps()
+	must(t, err)
+	t.Cleanup(m.Close)
+	g, err := bpf.New(m)
+	must(t, err)
+	t.Cleanup(func() { must(t, g.Close()) })
+	return g
+}
+
 func openNet(r *runtime.Request) { r.Spec.Network = dsec.NetworkOpen }
 
 func TestOpenNetworkHasAnAddressAndItsFiles(t *testing.T) {
@@ -38,7 +51,7 @@ func TestOpenNetworkHasAnAddressAndItsFiles(t *testing.T) {
 	if _, err := w.r.Create(t.Context(), request(t, openNet)); !errors.Is(err, dsec.Unsupported.Err()) {
 		t.Errorf("without a network: %v", err)
 	}
-	n, err := veth.Open(t.Context(), veth.Config{Name: fmt.Sprintf("t%d", os.Getpid()%10_000_000), Node: newNetNS(t), DNS: []netip.Addr{netip.MustParseAddr("9.9.9.9")}})
+	n, err := veth.Open(t.Context(), veth.Config{Gate: testGate(t), Name: fmt.Sprintf("t%d", os.Getpid()%10_000_000), Node: newNetNS(t), DNS: []netip.Addr{netip.MustParseAddr("9.9.9.9")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,6 +75,35 @@ func TestOpenNetworkHasAnAddressAndItsFiles(t *testing.T) {
 		live, err := n.Live(t.Context())
 		return err == nil && len(live) == 0
 	})
+}
+
+// TestANetworkIsSetOnARunningSandbox: and stays so when it is started again.
+func TestANetworkIsSetOnARunningSandbox(t *testing.T) {
+	w := newWorld(t)
+	n, err := veth.Open(t.Context(), veth.Config{Gate: testGate(t), Name: fmt.Sprintf("s%d", os.Getpid()%10_000_000), Node: newNetNS(t), DNS: []netip.Addr{}})
+	must(t, err)
+	defer n.Close()
+	w.r.cfg.Network = n
+	id := w.create(t, func(r *runtime.Request) { r.Spec.Network = dsec.NetworkAllow })
+	// Nobody is there: an address that is open is not reached, one that is not is refused.
+	try := "ping -c1 -W1 192.0.2.1 2>&1 | grep -c -i filtered"
+	w.want(t, id, try, "1\n")
+	rule := dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: []dsec.NetworkRule{{CIDR: "192.0.2.1", Protocol: "icmp"}}}
+	if g, err := w.r.SetNetwork(t.Context(), id, rule); err != nil || g != 2 {
+		t.Fatalf("generation %d, %v", g, err)
+	}
+	w.want(t, id, try, "0\n")
+	must(t, w.r.Stop(t.Context(), id, 0))
+	if _, err := w.r.SetNetwork(t.Context(), id, rule); dsec.ClassOf(err) != dsec.SandboxGone {
+		t.Errorf("of one that is stopped: %v", err)
+	}
+	_, err = w.r.Start(t.Context(), id)
+	must(t, err)
+	w.want(t, id, try, "0\n")
+	none := w.create(t)
+	if _, err := w.r.SetNetwork(t.Context(), none, rule); dsec.ClassOf(err) != dsec.IllegalState {
+		t.Errorf("of one without a network: %v", err)
+	}
 }
 
 func TestNetworkNoneHasOnlyLoopback(t *testing.T) {

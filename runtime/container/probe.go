@@ -15,6 +15,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
 	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -95,6 +96,14 @@ func (r *Runtime) probeDisk(ctx context.Context) runtime.Check {
 	}
 	return runtime.Check{Name: "disk limit", OK: true, Fatal: true,
 		Detail: fmt.Sprintf("%s, %d of %d MiB free: %s", r.disks.Mechanism(), s.Free>>20, s.Size>>20, r.disks.Why())}
+}
+
+// DiskFailed implements runtime.DiskWatcher.
+func (r *Runtime) DiskFailed(ctx context.Context) error {
+	if _, err := r.disks.Space(ctx); errors.Is(err, diskpool.ErrFailed) {
+		return err
+	}
+	return nil
 }
 
 func (r *Runtime) probeCgroup(context.Context) runtime.Check {

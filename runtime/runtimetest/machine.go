@@ -24,6 +24,21 @@ type Machine struct {
 	boxes map[dsec.SandboxID]*box
 	locks map[dsec.SandboxID]*idLock
 	open  map[*Fake]struct{}
+	disks error // why they have failed
+}
+
+// FailDisks has every disk fail, or with nil none.
+func (m *Machine) FailDisks(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.disks = err
+}
+
+// DiskFailed implements runtime.DiskWatcher.
+func (f *Fake) DiskFailed(context.Context) error {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	return f.m.disks
 }
 
 // idLock makes the operations on one id take turns.

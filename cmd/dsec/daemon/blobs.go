@@ -18,6 +18,7 @@ import (
 	"github.com/opendsec/dsec/blob"
 	"github.com/opendsec/dsec/blob/bucket"
 	"github.com/opendsec/dsec/blob/limit"
+	"github.com/opendsec/dsec/blob/retry"
 	"github.com/opendsec/dsec/blob/stack"
 	"github.com/opendsec/dsec/internal/config"
 	"github.com/opendsec/dsec/internal/lifecycle"
@@ -72,6 +73,10 @@ func (s *settings) blobURL() (string, limit.Limits, error) {
 // openBlobs opens the object storage of the settings, with retries, limits and
 // hedges. S3 is not asked anything yet.
 func openBlobs(ctx context.Context, s *settings) (*stack.Store, error) {
+	return openBlobsWith(ctx, s, retry.Policy{})
+}
+
+func openBlobsWith(ctx context.Context, s *settings, again retry.Policy) (*stack.Store, error) {
 	where, limits, err := s.blobURL()
 	if err != nil {
 		return nil, err
@@ -82,7 +87,7 @@ func openBlobs(ctx context.Context, s *settings) (*stack.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return stack.New(b, stack.Options{Limits: limits}), nil
+	return stack.New(b, stack.Options{Limits: limits, Retry: again}), nil
 }
 
 // openBlobs is the step of the agent. The credentials leave the environment,

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"io"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -213,8 +214,8 @@ func parseOwner(s string) (*image.Owner, error) {
 	if err == nil && both {
 		gid, err = strconv.ParseUint(g, 10, 32)
 	}
-	if err != nil {
-		return nil, dsec.Errorf(dsec.Invalid, "read owner", dsec.Quote(s), "want uid or uid:gid, as numbers")
+	if err != nil || uid == math.MaxUint32 || gid == math.MaxUint32 { // which stand for nobody
+		return nil, dsec.Errorf(dsec.Invalid, "read owner", dsec.Quote(s), "want uid or uid:gid, as numbers below %d", uint32(math.MaxUint32))
 	}
 	return &image.Owner{UID: uint32(uid), GID: uint32(gid)}, nil
 }

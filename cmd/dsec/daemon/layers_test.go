@@ -60,3 +60,11 @@ func TestRepackedByItsTrace(t *testing.T) {
 		t.Errorf("%+v, %v", tr, err)
 	}
 }
+
+func TestOwnersThatNobodyIs(t *testing.T) {
+	for s, ok := range map[string]bool{"0": true, "1000:100": true, "4294967294": true, "4294967295": false, "0:4294967295": false, "4294967296": false, "-1": false, "a": false} {
+		if o, err := parseOwner(s); (err == nil) != ok || !ok && dsec.ClassOf(err) != dsec.Invalid {
+			t.Errorf("%s: %+v, %v", s, o, err)
+		}
+	}
+}

@@ -4,20 +4,27 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"net"
 	"net/url"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob/retry"
 	"github.com/opendsec/dsec/internal/supervise"
 	"github.com/opendsec/dsec/layer/ondemand/loader"
 )
 
 // loaderSocketFD is where the agent connects to the loader.
 const loaderSocketFD = supervise.FirstFD + 1
+
+// patient tries as long as a reader waits, which its context says: an outage that
+// is over before that is seen by nobody, and blamed on no sandbox.
+var patient = retry.Policy{Tries: math.MaxInt, Most: 2 * time.Second}
 
 // Loader is the hidden verb of the process that brings the data of layers.
 func Loader() *cobra.Command {
@@ -35,7 +42,7 @@ func openLoader(ctx context.Context, o orders, log *slog.Logger) (*serving, erro
 	if err != nil {
 		return nil, dsec.E(dsec.Internal, "listen", s.loaderSocket(), err)
 	}
-	blobs, err := openBlobs(ctx, s)
+	blobs, err := openBlobsWith(ctx, s, patient)
 	takeCredentials()
 	if err != nil {
 		return nil, errors.Join(err, l.Close())

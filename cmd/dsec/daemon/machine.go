@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/layer/ondemand/loader"
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
+	"github.com/opendsec/dsec/netpolicy/bpf"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime/container"
@@ -29,6 +31,7 @@ type machine struct {
 	mounts  *rootfs.Mounts
 	disks   diskpool.Pool
 	network *veth.Network // nil: the machine cannot; only network "none"
+	gate    *bpf.Gate     // of the network
 	tier    *container.Runtime
 
 	// What a machine has that serves layers on demand; unset in those that live
@@ -108,18 +111,18 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			return err
 		}, Undo: func(context.Context) error { return m.disks.Close() }},
 		{Name: "network", Do: func(ctx context.Context) error {
-			n, err := openNetwork(ctx, s, m.hold)
+			g, n, err := openNetwork(ctx, s, m.hold)
 			if err != nil {
-				log.Warn(`network "open" is not available`, "err", err)
+				log.Warn("there is no network for sandboxes", "err", err)
 				return nil
 			}
-			m.network = n
+			m.gate, m.network = g, n
 			return nil
 		}, Undo: func(context.Context) error {
 			if m.network == nil {
 				return nil
 			}
-			return m.network.Close()
+			return errors.Join(m.network.Close(), m.gate.Close())
 		}},
 		{Name: "container", Do: func(ctx context.Context) (err error) {
 			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges, Shells: s.Node.Shells,
@@ -174,30 +177,44 @@ func logHold(log *slog.Logger, i hold.Info) {
 	}
 }
 
-func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*veth.Network, error) {
+func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*bpf.Gate, *veth.Network, error) {
+	c, err := networkConfig(s, keeper)
+	if err != nil {
+		return nil, nil, err
+	}
+	g, err := bpf.Open(ctx, keeper, s.Instance)
+	if err != nil {
+		return nil, nil, err
+	}
+	c.Gate = g
+	n, err := veth.Open(ctx, c)
+	if err != nil {
+		return nil, nil, errors.Join(err, g.Close())
+	}
+	return g, n, nil
+}
+
+func networkConfig(s *settings, keeper veth.Keeper) (veth.Config, error) {
 	c := veth.Config{Name: s.Instance, Keeper: keeper, Conns: s.Node.OpenConns}
 	var err error
 	if s.Node.Subnet != "" { // else of a machine for the moment, which takes a free one
 		if c.Subnet, err = netip.ParsePrefix(s.Node.Subnet); err != nil {
-			return nil, err
+			return c, err
 		}
 	}
-	if len(s.Node.DenyNets) > 0 {
-		c.Deny = veth.DefaultDeny()
-		for _, d := range s.Node.DenyNets {
-			p, err := netip.ParsePrefix(d)
-			if err != nil {
-				return nil, err
-			}
-			c.Deny = append(c.Deny, p)
+	for _, d := range s.Node.DenyNets {
+		p, err := netip.ParsePrefix(d)
+		if err != nil {
+			return c, err
 		}
+		c.Never = append(c.Never, p)
 	}
 	for _, a := range s.Node.Nameservers {
 		ip, err := netip.ParseAddr(a)
 		if err != nil {
-			return nil, err
+			return c, err
 		}
 		c.DNS = append(c.DNS, ip)
 	}
-	return veth.Open(ctx, c)
+	return c, nil
 }

@@ -31,8 +31,8 @@ after an hour in which nobody used it and is deleted an hour later: --idle, --re
 			}
 			spec.Command = args[1:]
 			return with(c, func(ctx context.Context, cl *client.Client) error {
-				if count < 1 {
-					return usage("create sandboxes", "--count wants at least 1")
+				if count < 1 || count > dsec.MaxBatch {
+					return usage("create sandboxes", fmt.Sprintf("--count wants 1 to %d", dsec.MaxBatch))
 				}
 				if count > 1 {
 					return createMany(ctx, c, cl, spec, count)

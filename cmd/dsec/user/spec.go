@@ -19,6 +19,7 @@ type specFlags struct {
 	labels  []string
 	mounts  []string
 	network string
+	allow   []string
 	oom     string
 	memory  bytesFlag
 	disk    bytesFlag
@@ -34,7 +35,8 @@ func (s *specFlags) register(c *cobra.Command) {
 	f.StringVarP(&p.User, "user", "u", "", "user of commands: name, uid or uid:gid (default: the image's)")
 	f.StringVarP(&p.Workdir, "workdir", "w", "", "directory of commands, made if missing (default: the image's)")
 	f.StringVar(&p.Hostname, "hostname", "", "host name (default: the id)")
-	f.StringVar(&s.network, "network", string(dsec.NetworkNone), "none (loopback only) or open")
+	f.StringVar(&s.network, "network", string(dsec.NetworkNone), "none (loopback only), allow-list (what --allow names) or open")
+	f.StringArrayVar(&s.allow, "allow", nil, "of --network allow-list: "+allowHelp)
 	f.Float64Var(&p.Limits.CPU, "cpu", 0, "cores, like 0.5 (default 1)")
 	f.Var(&s.memory, "memory", "memory, like 512MiB (default 1GiB)")
 	f.Int64Var(&p.Limits.Pids, "pids", 0, "processes and threads (default 512)")
@@ -58,6 +60,7 @@ func (s *specFlags) build(image string) (dsec.Spec, error) {
 	p := s.spec
 	p.Tier, p.Image, p.Network, p.OOM = dsec.Tier(s.tier), dsec.LayerRef(image), dsec.NetworkMode(s.network), dsec.OOMPolicy(s.oom)
 	p.Limits.Memory, p.Limits.Disk, p.Limits.Output = int64(s.memory), int64(s.disk), int64(s.output)
+	p.Allow = parseRules(s.allow)
 	for _, l := range s.layers {
 		p.Layers = append(p.Layers, dsec.LayerRef(l))
 	}

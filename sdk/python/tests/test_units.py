@@ -19,6 +19,7 @@ from libdsec import _transport as transport
 from libdsec import _wire as w
 from libdsec import errors
 from libdsec._process import raise_for
+from libdsec.network import NetworkRule, NetworkState
 from libdsec.types import LayerDemand, LayerTrace, Output, Result, SandboxInfo, Spec, TracedFile, Usage, parse_size
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -158,3 +159,16 @@ def test_a_trace_from_the_wire() -> None:
                                     "files": [{"path": "bin/sh", "size": "9", "touched": "8", "count": 2}, {}], "more": "7"})
     assert (t.data_size, t.touched, t.expected, t.window, t.recordings, t.more) == (4096, 12, 0, 1.5, 3, 7)
     assert t.files == (TracedFile("bin/sh", 9, 8, 0, 2), TracedFile("", 0, 0, 0, 0))
+
+
+def test_network_rules() -> None:
+    assert NetworkRule.parse("*.pypi.org,443").wire() == {"domain": "*.pypi.org", "ports": ["443"]}
+    assert NetworkRule.parse("10.1.2.0/24,5432,8000-8999").wire() == {"cidr": "10.1.2.0/24", "ports": ["5432", "8000-8999"]}
+    assert NetworkRule.parse("9.9.9.9,udp,53").wire() == {"cidr": "9.9.9.9", "protocol": "udp", "ports": ["53"]}
+    spec = Spec("x", network="allow-list", allow=["pypi.org", NetworkRule(cidr="1.2.3.4")])
+    again = Spec.from_wire(spec.wire())
+    assert again.allow == (NetworkRule(domain="pypi.org"), NetworkRule(cidr="1.2.3.4"))
+    with pytest.raises(TypeError):
+        Spec("x", allow="pypi.org").wire()
+    info = SandboxInfo.from_wire({"network": {"mode": "allow-list", "allow": [{"cidr": "1.2.3.4"}], "generation": "3"}})
+    assert info.network == NetworkState("allow-list", (NetworkRule(cidr="1.2.3.4"),), 3) and SandboxInfo.from_wire({}).network is None

@@ -14,6 +14,7 @@ from ._session import AsyncSession
 from ._transport import new_key
 from ._wire import Json
 from .errors import DsecError, NotFound, SandboxGone, Timeout
+from .network import NetworkRule, rules
 from .types import (Artifact, Diff, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
                     parse_size)
 
@@ -276,6 +277,15 @@ class AsyncSandbox:
     async def renew(self) -> SandboxInfo:
         """It is in use: moves its idle clock."""
         return await self._change("Renew")
+
+    async def set_network(self, mode: str, allow: Sequence[str | NetworkRule] = ()) -> SandboxInfo:
+        """Changes what it may reach: "none", "allow-list" (what ``allow`` names) or "open".
+
+        When it returns, what the policy does not open is closed, and connections
+        there are dead. ``info.network`` has the policy and its generation. Raises
+        ``IllegalState`` for a sandbox that was made without a network.
+        """
+        return await self._change("SetNetwork", network=mode, allow=rules(allow))
 
     async def delete(self) -> bool:
         """Removes everything but the record. False if it was deleted before."""

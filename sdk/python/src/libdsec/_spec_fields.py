@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence, TypedDict
 
+from .network import NetworkRule
 from .types import Keep, Size
 
 
@@ -17,6 +18,7 @@ class SpecFields(TypedDict, total=False):
     workdir: str
     hostname: str
     network: str
+    allow: Sequence[str | NetworkRule]
     cpu: float
     cpu_weight: int
     memory: Size

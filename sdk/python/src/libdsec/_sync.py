@@ -22,6 +22,7 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
+from .network import NetworkRule
 from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
                     Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
@@ -279,6 +280,15 @@ class Sandbox:
     def renew(self) -> SandboxInfo:
         """It is in use: moves its idle clock."""
         return self._portal.run(self._core.renew())
+
+    def set_network(self, mode: str, allow: Sequence[str | NetworkRule]=()) -> SandboxInfo:
+        """Changes what it may reach: "none", "allow-list" (what ``allow`` names) or "open".
+
+        When it returns, what the policy does not open is closed, and connections
+        there are dead. ``info.network`` has the policy and its generation. Raises
+        ``IllegalState`` for a sandbox that was made without a network.
+        """
+        return self._portal.run(self._core.set_network(mode, allow))
 
     def delete(self) -> bool:
         """Removes everything but the record. False if it was deleted before."""

@@ -14,6 +14,7 @@ from typing import Any, Iterable, Literal, Mapping, Sequence
 
 from . import _wire as w
 from ._wire import Json
+from .network import NetworkRule, NetworkState, rules
 
 __all__ = [
     "Artifact", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
@@ -68,6 +69,7 @@ class Spec:
 
     ``image`` and ``layers`` are tags ("name:tag") or digests ("sha256:…"), bottom to top.
     ``command`` is a main process whose end ends the sandbox; without one it idles.
+    ``network`` is "none" (default), "allow-list" (what ``allow`` names) or "open".
     ``call_id`` makes creation idempotent: same id and spec, same sandbox.
     """
 
@@ -81,6 +83,7 @@ class Spec:
     workdir: str = ""
     hostname: str = ""
     network: str = ""
+    allow: Sequence[str | NetworkRule] = ()
     cpu: float = 0.0
     cpu_weight: int = 0
     memory: Size = 0
@@ -113,7 +116,7 @@ class Spec:
         return w.drop_empty({
             "name": self.name, "tier": self.tier, "image": self.image, "layers": list(self.layers),
             "command": list(self.command), "env": dict(self.env), "user": self.user, "workdir": self.workdir,
-            "hostname": self.hostname, "network": self.network, "limits": w.drop_empty(limits),
+            "hostname": self.hostname, "network": self.network, "allow": rules(self.allow), "limits": w.drop_empty(limits),
             "lifetimes": w.drop_empty(lifetimes), "profile": self.profile, "no_new_privs": self.no_new_privs,
             "oom": self.oom, "mounts": [{"source": s, "target": t} for s, t in self.mounts],
             "labels": dict(self.labels), "call_id": self.call_id, "rollout_key": self.rollout_key,
@@ -126,7 +129,7 @@ class Spec:
             image=w.string(m, "image"), layers=tuple(w.strings(m, "layers")), name=w.string(m, "name"),
             tier=w.string(m, "tier"), command=tuple(w.strings(m, "command")), env=w.string_map(m, "env"),
             user=w.string(m, "user"), workdir=w.string(m, "workdir"), hostname=w.string(m, "hostname"),
-            network=w.string(m, "network"), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
+            network=w.string(m, "network"), allow=tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
             memory=w.integer(lim, "memory"), pids=w.integer(lim, "pids"), disk=w.integer(lim, "disk"),
             output=w.integer(lim, "output"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
             retention=w.number(life, "retention"),
@@ -328,6 +331,7 @@ class SandboxInfo:
     node: str
     kept: Kept | None = None
     blame: Blame | None = None
+    network: NetworkState | None = None  # None: as in its spec, never changed
 
     @property
     def live(self) -> bool:
@@ -343,7 +347,7 @@ class SandboxInfo:
             w.integer(m, "starts"),
             tuple(Step(w.string(s, "name"), w.number(s, "took")) for s in w.messages(m, "steps")),
             w.string(m, "node"), Kept.from_wire(w.message(m, "kept")),
-            Blame.from_wire(w.message(m, "blame")))
+            Blame.from_wire(w.message(m, "blame")), NetworkState.from_wire(w.message(m, "network")))
 
 
 @dataclass(frozen=True)

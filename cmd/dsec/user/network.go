@@ -1,0 +1,112 @@
+package user
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+)
+
+const allowHelp = `NAME, *.NAME, address or CIDR, then ports and a protocol: "pypi.org", "10.1.2.0/24,5432,8000-8999", "9.9.9.9,udp,53" (repeat)`
+
+// Network is the verb that shows and changes what a sandbox may reach.
+func Network() *cobra.Command {
+	var allow []string
+	c := &cobra.Command{
+		Use:   "network SANDBOX [none|allow-list|open]",
+		Short: "Show or change what a sandbox may reach",
+		Long: `Changes what a running sandbox may reach. When it returns, what the new policy does not open
+is closed, and connections there are dead. With the mode allow-list only what --allow names is
+open: a domain with ports 80 and 443 unless others are given, an address with all ports.
+
+A sandbox that was made with the mode none has no network, and cannot be given one: make it
+with the mode allow-list and no rules, if it is to get some later.`,
+		Example:           "  dsec network work\n  dsec network work allow-list --allow 203.0.113.7,443 --allow 10.1.2.0/24,tcp,5432\n  dsec network work none",
+		Args:              cobra.RangeArgs(1, 2),
+		ValidArgsFunction: completeSandboxes(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return with(c, func(ctx context.Context, cl *client.Client) error {
+				id, err := find(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				var sb client.Sandbox
+				if len(args) == 1 {
+					sb, err = cl.Get(ctx, id)
+				} else {
+					p := dsec.NetworkPolicy{Mode: dsec.NetworkMode(args[1]), Allow: parseRules(allow)}
+					if err = p.Validate(); err == nil {
+						sb, err = cl.SetNetwork(ctx, id, p)
+					}
+				}
+				if err != nil {
+					return err
+				}
+				now := networkOf(sb)
+				return show(c, now, func(w io.Writer) error { return describeNetwork(w, now) })
+			})
+		},
+	}
+	c.Flags().StringArrayVar(&allow, "allow", nil, allowHelp)
+	return c
+}
+
+// networkOf is what is in force.
+func networkOf(sb client.Sandbox) dsec.NetworkState {
+	if sb.Network != nil {
+		return *sb.Network
+	}
+	n := dsec.NetworkState{NetworkPolicy: *sb.Spec.NetworkPolicy()}
+	if n.Mode != "" && n.Mode != dsec.NetworkNone {
+		n.Generation = 1
+	}
+	return n
+}
+
+func describeNetwork(w io.Writer, n dsec.NetworkState) error {
+	if _, err := fmt.Fprintf(w, "%s, generation %d\n", n.Mode, n.Generation); err != nil {
+		return err
+	}
+	for _, r := range n.Allow {
+		if _, err := fmt.Fprintf(w, "  %s\n", ruleText(r)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ruleText is a rule as --allow takes it.
+func ruleText(r dsec.NetworkRule) string {
+	parts := []string{r.Domain + r.CIDR}
+	if r.Protocol != "" {
+		parts = append(parts, r.Protocol)
+	}
+	return strings.Join(append(parts, r.Ports...), ",")
+}
+
+// parseRules reads --allow. What is wrong with a rule it says itself.
+func parseRules(list []string) (out []dsec.NetworkRule) {
+	for _, s := range list {
+		parts := strings.Split(s, ",")
+		r := dsec.NetworkRule{Domain: parts[0]}
+		if _, err := netip.ParseAddr(parts[0]); err == nil || strings.Contains(parts[0], "/") {
+			r = dsec.NetworkRule{CIDR: parts[0]}
+		}
+		for _, p := range parts[1:] {
+			switch p {
+			case "tcp", "udp", "icmp", "any":
+				r.Protocol = p
+			default:
+				r.Ports = append(r.Ports, p)
+			}
+		}
+		out = append(out, r)
+	}
+	return out
+}

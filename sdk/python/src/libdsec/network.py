@@ -1,0 +1,84 @@
+"""What a sandbox may reach: rules of the network mode ``allow-list``."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Iterable, Sequence
+
+from . import _wire as w
+from ._wire import Json
+
+__all__ = ["NetworkRule", "NetworkState"]
+
+_PROTOCOLS = ("tcp", "udp", "icmp", "any")
+
+
+@dataclass(frozen=True)
+class NetworkRule:
+    """Opens something: of a domain, or of addresses.
+
+    ``domain`` is a name, or ``*.name`` for every name below it; ``cidr`` an
+    address or a range. ``protocol`` is tcp (default), udp, or of addresses icmp or
+    any. ``ports`` are "443" or "8000-8999"; by default 80 and 443 of a domain, all
+    of addresses. What is wrong with a rule the server says (``Invalid``).
+    """
+
+    domain: str = ""
+    cidr: str = ""
+    protocol: str = ""
+    ports: Sequence[str] = ()
+
+    @classmethod
+    def parse(cls, rule: str | NetworkRule) -> NetworkRule:
+        """Reads "pypi.org", "10.1.2.0/24,5432" or "9.9.9.9,udp,53", as the command line does."""
+        if isinstance(rule, NetworkRule):
+            return rule
+        target, *rest = rule.split(",")
+        protocol = ""
+        ports = []
+        for part in rest:
+            if part in _PROTOCOLS:
+                protocol = part
+            else:
+                ports.append(part)
+        if "/" in target or _is_address(target):
+            return cls(cidr=target, protocol=protocol, ports=tuple(ports))
+        return cls(domain=target, protocol=protocol, ports=tuple(ports))
+
+    def wire(self) -> Json:
+        return w.drop_empty({"domain": self.domain, "cidr": self.cidr, "protocol": self.protocol, "ports": list(self.ports)})
+
+    @classmethod
+    def from_wire(cls, m: Json) -> NetworkRule:
+        return cls(w.string(m, "domain"), w.string(m, "cidr"), w.string(m, "protocol"), tuple(w.strings(m, "ports")))
+
+
+@dataclass(frozen=True)
+class NetworkState:
+    """What is in force since it was changed; ``generation`` grows with each change."""
+
+    mode: str
+    allow: tuple[NetworkRule, ...]
+    generation: int
+
+    @classmethod
+    def from_wire(cls, m: Json | None) -> NetworkState | None:
+        if m is None:
+            return None
+        return cls(w.string(m, "mode"), tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")), w.integer(m, "generation"))
+
+
+def rules(allow: Iterable[str | NetworkRule]) -> list[Json]:
+    """Rules for the wire."""
+    if isinstance(allow, str):
+        raise TypeError("allow is a sequence of rules, not one string")
+    return [NetworkRule.parse(r).wire() for r in allow]
+
+
+def _is_address(s: str) -> bool:
+    try:
+        ipaddress.ip_address(s)
+    except ValueError:
+        return False
+    return True
