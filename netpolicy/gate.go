@@ -1,6 +1,9 @@
 package netpolicy
 
-import "net/netip"
+import (
+	"net/netip"
+	"time"
+)
 
 // Marks that packets of sandboxes have behind a Gate. Whoever forwards lets
 // nothing pass that has not the first.
@@ -21,6 +24,14 @@ type Gate interface {
 	// under way that was judged by the one before. The generation of a link grows
 	// by one each time, and is 1 after Add.
 	Apply(link int, p Plan) (generation uint64, err error)
+	// Pin opens an address of a link for some time, as a name that has it does; use
+	// prolongs it. Pinning it again replaces what was open of it.
+	Pin(link int, a netip.Addr, open []Ports, ttl time.Duration) error
+	// Unpin closes what Pin has opened. It is in force when the next Apply returns.
+	Unpin(link int, a netip.Addr) error
+	// Pinned lists the addresses of a link that were pinned, by whomever, and not
+	// unpinned; the time of some may be over.
+	Pinned(link int) []netip.Addr
 	// Has says whether Add was called for the link, by whomever.
 	Has(link int) bool
 	// Sweep forgets links that are gone. Those with a higher index than any that is

@@ -43,6 +43,9 @@ type Network interface {
 	// returns, what the new one does not open is closed, and connections that were
 	// open there are dead. IllegalState for a sandbox without a link.
 	Change(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, netns *os.File) (generation uint64, err error)
+	// Restore says what is in force on a sandbox that another process attached, so
+	// that the names of its policy can be asked for. NotFound if it has no link.
+	Restore(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) error
 	// Live lists the sandboxes that have a link.
 	Live(ctx context.Context) ([]dsec.SandboxID, error)
 	// Close lets go without disconnecting anybody.

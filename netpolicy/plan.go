@@ -205,7 +205,7 @@ func prefixes(open []opening, g Ground) ([]Prefix, error) {
 		if !n.Addr().Is4() {
 			continue
 		}
-		ports, err := merge(opensOf(n, open, g))
+		ports, err := MergePorts(opensOf(n, open, g))
 		if err != nil {
 			return nil, dsec.E(dsec.Invalid, "add up rules", n.String(), err)
 		}
@@ -281,8 +281,9 @@ func collapse(all []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// merge adds ranges of ports up: sorted, none meets another of its protocol.
-func merge(all []Ports) ([]Ports, error) {
+// MergePorts adds ranges of ports up: sorted, none meets another of its protocol.
+// Invalid if they are more than MaxOpen.
+func MergePorts(all []Ports) ([]Ports, error) {
 	if slices.Contains(all, everything) {
 		return []Ports{everything}, nil
 	}
@@ -318,7 +319,7 @@ func names(all []Name) (out []Name, err error) {
 		out = append(out, n)
 	}
 	for i := range out {
-		if out[i].Open, err = merge(out[i].Open); err != nil {
+		if out[i].Open, err = MergePorts(out[i].Open); err != nil {
 			return nil, dsec.E(dsec.Invalid, "add up rules", out[i].Name, err)
 		}
 	}
@@ -327,7 +328,7 @@ func names(all []Name) (out []Name, err error) {
 		if n.Below {
 			name = "x." + name
 		}
-		if _, err := merge(opensName(out, name)); err != nil {
+		if _, err := MergePorts(opensName(out, name)); err != nil {
 			return nil, dsec.E(dsec.Invalid, "add up rules", n.Name, err)
 		}
 	}
@@ -353,7 +354,7 @@ func opensName(all []Name, name string) (open []Ports) {
 // Allows says whether an address is open without any name; port is 0 for what has
 // none.
 func (p Plan) Allows(a netip.Addr, protocol uint8, port uint16) bool {
-	return opens(p.at(a.Unmap()), protocol, port)
+	return Opens(p.at(a.Unmap()), protocol, port)
 }
 
 // at is what is open of an address.
@@ -366,7 +367,8 @@ func (p Plan) at(a netip.Addr) []Ports {
 	return nil
 }
 
-func opens(open []Ports, protocol uint8, port uint16) bool {
+// Opens says whether one of the ranges has a port; it is 0 for what has none.
+func Opens(open []Ports, protocol uint8, port uint16) bool {
 	return slices.ContainsFunc(open, func(o Ports) bool {
 		return (o.Protocol == anyProtocol || o.Protocol == protocol) && o.First <= port && port <= o.Last
 	})
@@ -375,7 +377,7 @@ func opens(open []Ports, protocol uint8, port uint16) bool {
 // Opens says what is open of the addresses of a canonical name; nothing: it may
 // not even be asked for.
 func (p Plan) Opens(name string) []Ports {
-	open, _ := merge(opensName(p.Names, name)) // Compile has seen to it that it fits
+	open, _ := MergePorts(opensName(p.Names, name)) // Compile has seen to it that it fits
 	return open
 }
 

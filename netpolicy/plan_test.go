@@ -237,7 +237,7 @@ func said(a netip.Addr, protocol uint8, port uint16, rules []dsec.NetworkRule, g
 		}
 	}
 	for _, r := range rules {
-		if n, _ := r.Prefix(); contains(n) && n.Bits() >= closed && opens(ruleOpens(r), protocol, port) {
+		if n, _ := r.Prefix(); contains(n) && n.Bits() >= closed && Opens(ruleOpens(r), protocol, port) {
 			return true
 		}
 	}

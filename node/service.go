@@ -78,10 +78,18 @@ type Load struct {
 	Draining       bool
 }
 
+// Confiner changes what a sandbox may do.
+type Confiner interface {
+	// SetNetwork changes what a running or paused sandbox may reach. When it returns,
+	// what the policy does not open is closed, and connections there are dead.
+	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error)
+}
+
 // Service is what the node offers to the gateway, before any wire. Errors are
 // *dsec.Error. callID makes a mutating call idempotent ("" does not): the same
 // id returns the same answer for 24 h.
 type Service interface {
+	Confiner
 	Create(ctx context.Context, project string, s dsec.Spec) (Sandbox, error) // key: s.CallID
 	Get(ctx context.Context, id dsec.SandboxID) (Sandbox, error)              // ended ones from their record
 	List(ctx context.Context, f Filter) ([]Sandbox, error)
@@ -92,9 +100,6 @@ type Service interface {
 	Resume(ctx context.Context, id dsec.SandboxID, callID string) (Sandbox, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(ctx context.Context, id dsec.SandboxID, lifetime time.Duration, callID string) (Sandbox, error)
-	// SetNetwork changes what a running or paused sandbox may reach. When it returns,
-	// what the policy does not open is closed, and connections there are dead.
-	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error)
 	// Commit makes a layer of what was changed in the sandbox, which may run and
 	// goes on, and gives it the tag, if there is one, and the tag to its project.
 	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scrub dsec.Scrub, callID string) (dsec.Packed, error)

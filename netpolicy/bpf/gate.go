@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -50,6 +49,8 @@ type linked struct {
 	addr       netip.Addr
 	plan       *plan
 	generation uint64
+	pins       map[netip.Addr]bool
+	pinned     bool // something was, since Apply waited
 }
 
 // New loads the programs over maps, and takes over what is in force in them.
@@ -115,7 +116,10 @@ func (g *Gate) adopt() error {
 		}
 		p.links++
 		v4, _ := netip.AddrFromSlice(value[linkAddr:][:4])
-		g.links[link] = &linked{v4, p, binary.NativeEndian.Uint64(value[linkGen:])}
+		g.links[link] = &linked{addr: v4, plan: p, generation: binary.NativeEndian.Uint64(value[linkGen:]), pins: map[netip.Addr]bool{}, pinned: true}
+	}
+	if err := g.adoptPins(); err != nil {
+		return err
 	}
 	for id, p := range byID {
 		if p.links == 0 {
@@ -137,7 +141,7 @@ func (g *Gate) Add(link int, a netip.Addr, of netpolicy.Plan) error {
 		return fmt.Errorf("count packets of link %d: %w", link, err)
 	}
 	g.mu.Lock()
-	g.links[index] = &linked{addr: a}
+	g.links[index] = &linked{addr: a, pins: map[netip.Addr]bool{}}
 	g.mu.Unlock()
 	if _, err := g.Apply(link, of); err != nil {
 		return err
@@ -154,14 +158,14 @@ func (g *Gate) Has(link int) bool {
 
 // Apply implements netpolicy.Gate.
 func (g *Gate) Apply(link int, of netpolicy.Plan) (generation uint64, err error) {
-	old, generation, err := g.point(link, of)
+	old, pinned, generation, err := g.point(link, of)
 	if err != nil {
 		return 0, fmt.Errorf("put plan in force on link %d: %w", link, err)
 	}
 	if old == nil {
 		return generation, nil
 	}
-	if len(old.keys) > 0 { // else nothing was open
+	if len(old.keys) > 0 || pinned { // else nothing was open
 		if err := settle(); err != nil {
 			return 0, err
 		}
@@ -172,22 +176,23 @@ func (g *Gate) Apply(link int, of netpolicy.Plan) (generation uint64, err error)
 }
 
 // point points a link at a plan, and returns the one before.
-func (g *Gate) point(link int, of netpolicy.Plan) (old *plan, generation uint64, err error) {
+func (g *Gate) point(link int, of netpolicy.Plan) (old *plan, pinned bool, generation uint64, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	l := g.links[uint32(link)]
 	if l == nil {
-		return nil, 0, errors.New("no sandbox has it")
+		return nil, false, 0, errors.New("no sandbox has it")
 	}
 	p, err := g.planLocked(of)
 	if err != nil {
-		return nil, 0, err
+		return nil, false, 0, err
 	}
 	if err := g.maps.Links.Update(uint32(link), encodeLink(p.id, l.addr, l.generation+1), ebpf.UpdateAny); err != nil {
-		return nil, 0, errors.Join(err, g.releaseLocked(p))
+		return nil, false, 0, errors.Join(err, g.releaseLocked(p))
 	}
 	old, l.plan, l.generation = l.plan, p, l.generation+1
-	return old, l.generation, nil
+	pinned, l.pinned = l.pinned, len(l.pins) > 0
+	return old, pinned, l.generation, nil
 }
 
 // settle returns when every packet that was being judged has been.
@@ -246,31 +251,10 @@ func (g *Gate) remove(p *plan) error {
 	return nil
 }
 
-// Pin opens an address of a link for some time, as a name that has it does.
-func (g *Gate) Pin(link int, a netip.Addr, open []netpolicy.Ports, ttl time.Duration) error {
-	begin, err := now()
-	if err == nil {
-		err = g.maps.Pins.Update(encodePinKey(uint32(link), a), encodePin(begin+ttl, open), ebpf.UpdateAny)
-	}
-	if err != nil {
-		return fmt.Errorf("pin %s to link %d: %w", a, link, err)
-	}
-	return nil
-}
-
-// Unpin closes what Pin has opened.
-func (g *Gate) Unpin(link int, a netip.Addr) error {
-	if err := g.maps.Pins.Delete(encodePinKey(uint32(link), a)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("unpin %s from link %d: %w", a, link, err)
-	}
-	return nil
-}
-
 // Sweep implements netpolicy.Gate. The pins of links go with them.
 func (g *Gate) Sweep(live map[int]bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	gone := map[uint32]bool{}
 	last := uint32(0)
 	for link := range live {
 		last = max(last, uint32(link))
@@ -279,34 +263,19 @@ func (g *Gate) Sweep(live map[int]bool) error {
 		if live[int(link)] || link > last { // made since the list was
 			continue
 		}
-		gone[link] = true
 		if err := g.forgetLocked(link, l); err != nil {
 			return err
-		}
-	}
-	if len(gone) == 0 {
-		return nil
-	}
-	var key, value []byte
-	var stale [][]byte
-	it := g.maps.Pins.Iterate()
-	for it.Next(&key, &value) {
-		if gone[binary.NativeEndian.Uint32(key)] {
-			stale = append(stale, append([]byte(nil), key...))
-		}
-	}
-	if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) { // the rest the next time
-		return fmt.Errorf("read pins: %w", err)
-	}
-	for _, key := range stale {
-		if err := g.maps.Pins.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("remove pin: %w", err)
 		}
 	}
 	return nil
 }
 
 func (g *Gate) forgetLocked(link uint32, l *linked) error {
+	for a := range l.pins {
+		if err := g.unpin(link, a); err != nil {
+			return err
+		}
+	}
 	for _, m := range []*ebpf.Map{g.maps.Links, g.maps.Counts} {
 		if err := m.Delete(link); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("forget link %d: %w", link, err)

@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -49,6 +50,9 @@ const (
 // laterFragment stands for the port of what has none with it; its first part was
 // judged, and without that nothing is put together.
 const laterFragment = 0x10000
+
+// prolonged is how long a pin lasts at least after it was used.
+const prolonged = 5 * time.Minute
 
 // direction says which end of a packet is the sandbox's.
 type direction struct {
@@ -169,19 +173,34 @@ func (d direction) lookUp(m *Maps) asm.Instructions {
 		asm.LoadMem(asm.R2, asm.RFP, atNow, asm.DWord),
 		asm.JGT.Reg(asm.R2, asm.R1, "plan"),
 	}
-	p = append(p, matches("pin", 8, "plan")...)
+	p = append(p, matches("pin", 8, "used", "plan")...)
+	p = append(p, d.prolong()...)
 	p = append(p,
 		asm.LoadMapPtr(asm.R1, m.Plans.FD()).WithSymbol("plan"),
 		asm.Mov.Reg(asm.R2, asm.RFP),
 		asm.Add.Imm(asm.R2, atPlan),
 		asm.FnMapLookupElem.Call(),
 		asm.JEq.Imm(asm.R0, 0, "refuse"))
-	return append(p, matches("plan", 0, "refuse")...)
+	return append(p, matches("plan", 0, "open", "refuse")...)
 }
 
-// matches goes to "open" if one of the ranges at R0 has the packet, and to
-// another place if not.
-func matches(name string, at int16, none string) asm.Instructions {
+// prolong has a pin that is used last: a connection may outlive the time of a name,
+// and who answered knows nothing of it.
+func (d direction) prolong() asm.Instructions {
+	return asm.Instructions{
+		asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord).WithSymbol("used"),
+		asm.LoadMem(asm.R2, asm.RFP, atNow, asm.DWord),
+		mov32(asm.R3, int64(prolonged)),
+		asm.Add.Reg(asm.R2, asm.R3),
+		asm.JGE.Reg(asm.R1, asm.R2, "open"),
+		asm.StoreMem(asm.R0, 0, asm.R2, asm.DWord),
+		asm.Ja.Label("open"),
+	}
+}
+
+// matches goes to one place if one of the ranges at R0 has the packet, and to
+// another if none has.
+func matches(name string, at int16, one, none string) asm.Instructions {
 	var p asm.Instructions
 	for i := range int16(netpolicy.MaxOpen) {
 		next, ports, off := fmt.Sprint(name, "next", i), fmt.Sprint(name, "ports", i), at+i*rangeSize
@@ -199,9 +218,9 @@ func matches(name string, at int16, none string) asm.Instructions {
 			asm.LoadMem(asm.R1, asm.R0, off, asm.Byte),
 			asm.JEq.Imm(asm.R1, 0, ports),
 			asm.JNE.Reg(asm.R1, asm.R8, next),
-			asm.JEq.Imm(asm.R9, laterFragment, "open").WithSymbol(ports),
+			asm.JEq.Imm(asm.R9, laterFragment, one).WithSymbol(ports),
 			asm.JLT.Reg(asm.R9, asm.R2, next),
-			asm.JLE.Reg(asm.R9, asm.R3, "open"))
+			asm.JLE.Reg(asm.R9, asm.R3, one))
 	}
 	return append(p, asm.Ja.Label(none))
 }

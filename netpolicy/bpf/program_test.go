@@ -40,7 +40,7 @@ func gate(t *testing.T) *Gate {
 	if err := m.Counts.Update(uint32(loopback), make([]byte, countSize), ebpf.UpdateAny); err != nil {
 		t.Fatal(err)
 	}
-	g.links[loopback] = &linked{addr: own}
+	g.links[loopback] = &linked{addr: own, pins: map[netip.Addr]bool{}}
 	return g
 }
 
@@ -263,6 +263,14 @@ func TestPins(t *testing.T) {
 	if !try(p) || try(other) {
 		t.Errorf("pinned: %v, another port %v", try(p), try(other))
 	}
+	pin(time.Minute)
+	before := until(t, g, a)
+	if try(other); until(t, g, a) != before {
+		t.Error("what is refused prolongs it")
+	}
+	if try(p); until(t, g, a) < before+3*time.Minute {
+		t.Error("use does not prolong it")
+	}
 	pin(-time.Nanosecond)
 	if try(p) {
 		t.Error("open after its time")
@@ -276,12 +284,21 @@ func TestPins(t *testing.T) {
 	}
 }
 
+func until(t *testing.T, g *Gate, a netip.Addr) time.Duration {
+	t.Helper()
+	var value []byte
+	if err := g.maps.Pins.Lookup(encodePinKey(loopback, a), &value); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(binary.NativeEndian.Uint64(value))
+}
+
 // TestPlansAreShared: equal plans are there once, and go with their last link;
 // another gate over the same maps takes over what is in force.
 func TestPlansAreShared(t *testing.T) {
 	g := gate(t)
 	const second = 2
-	g.links[second] = &linked{addr: own.Next()}
+	g.links[second] = &linked{addr: own.Next(), pins: map[netip.Addr]bool{}}
 	plan := apply(t, g, dsec.NetworkRule{CIDR: "1.2.3.4"})
 	size := len(planOf(g, loopback).keys)
 	if _, err := g.Apply(second, plan); err != nil || planOf(g, second) != planOf(g, loopback) || entries(t, g) != size {

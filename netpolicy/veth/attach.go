@@ -43,7 +43,7 @@ func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkP
 		}
 		return netpolicy.Lease{}, dsec.E(dsec.Internal, op, string(id), err)
 	}
-	return netpolicy.Lease{Mode: p.Mode, Address: addr, Gateway: n.Gateway(), DNS: n.c.DNS}, nil
+	return netpolicy.Lease{Mode: p.Mode, Address: addr, Gateway: n.Gateway(), DNS: n.servers(p.Mode)}, nil
 }
 
 func (n *Network) connect(ctx context.Context, id dsec.SandboxID, plan netpolicy.Plan, ns *os.File) (netip.Addr, error) {
@@ -60,7 +60,7 @@ func (n *Network) connect(ctx context.Context, id dsec.SandboxID, plan netpolicy
 	}
 	l, err := n.links.LinkByName(name)
 	if err == nil {
-		err = n.gate(id, linkEnd{index: l.Attrs().Index, addr: addr}, plan)
+		err = n.gate(newEnd(n.c.Gate, id, l.Attrs().Index, addr, plan))
 	}
 	if err == nil {
 		err = n.links.LinkSetAlias(l, string(id)) // what Live reports

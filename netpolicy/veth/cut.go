@@ -9,13 +9,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/opendsec/dsec/netpolicy"
 )
 
-// cut ends the connections of a namespace that a plan does not open. Their packets
+// cut ends the connections of a namespace that are not open any more. Their packets
 // pass no more, but who only waits for some would wait for long.
-func cut(ns *os.File, plan netpolicy.Plan) error {
+func cut(ns *os.File, e *end) error {
 	return inNamespace(ns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_INET_DIAG)
 		if err != nil {
@@ -31,7 +29,7 @@ func cut(ns *os.File, plan netpolicy.Plan) error {
 			return fmt.Errorf("list connections: %w", err)
 		}
 		for _, s := range append(all, mapped...) {
-			if err := cutOne(h, s, plan); err != nil {
+			if err := cutOne(h, s, e); err != nil {
 				return err
 			}
 		}
@@ -39,9 +37,9 @@ func cut(ns *os.File, plan netpolicy.Plan) error {
 	})
 }
 
-func cutOne(h *netlink.Handle, s *netlink.Socket, plan netpolicy.Plan) error {
+func cutOne(h *netlink.Handle, s *netlink.Socket, e *end) error {
 	to, ok := netip.AddrFromSlice(s.ID.Destination)
-	if !ok || to.IsUnspecified() || to.Unmap().IsLoopback() || plan.Allows(to, unix.IPPROTO_TCP, s.ID.DestinationPort) {
+	if !ok || to.IsUnspecified() || to.Unmap().IsLoopback() || e.opens(to, unix.IPPROTO_TCP, s.ID.DestinationPort) {
 		return nil
 	}
 	local := &net.TCPAddr{IP: s.ID.Source, Port: int(s.ID.SourcePort)}

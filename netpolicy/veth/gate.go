@@ -2,24 +2,19 @@ package veth
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
-	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/netpolicy"
 )
-
-// linkEnd is the router's end of a sandbox's link, and the sandbox's address.
-type linkEnd struct {
-	index int
-	addr  netip.Addr
-	turn  *sync.Mutex // held while its policy changes
-}
 
 // sweepEvery is after how many new links the gate forgets those that are gone.
 const sweepEvery = 256
@@ -28,20 +23,27 @@ const sweepEvery = 256
 func (n *Network) compile(p dsec.NetworkPolicy) (netpolicy.Plan, error) {
 	g := netpolicy.Ground{Closed: n.c.Deny, Never: append(always(), n.subnet), Allow: n.c.Allow}
 	g.Never = append(g.Never, n.c.Never...)
-	for _, a := range n.c.DNS {
+	for _, a := range n.servers(p.Mode) {
 		g.Serves = append(g.Serves, netpolicy.DNS(a))
 	}
 	return netpolicy.Compile(p.Mode, p.Allow, g)
 }
 
+// servers are the name servers of a mode: of an allow-list our own.
+func (n *Network) servers(m dsec.NetworkMode) []netip.Addr {
+	if m == dsec.NetworkAllow {
+		return []netip.Addr{n.Gateway()}
+	}
+	return n.c.DNS
+}
+
 // gate begins to judge what comes from a new link.
-func (n *Network) gate(id dsec.SandboxID, e linkEnd, plan netpolicy.Plan) error {
-	if err := inNamespace(n.router, func() error { return n.c.Gate.Add(e.index, e.addr, plan) }); err != nil {
+func (n *Network) gate(e *end) error {
+	if err := inNamespace(n.router, func() error { return n.c.Gate.Add(e.index, e.addr, e.plan) }); err != nil {
 		return err
 	}
-	e.turn = &sync.Mutex{}
 	n.mu.Lock()
-	n.ends[id] = e
+	n.ends[e.id], n.byAddr[e.addr] = e, e
 	n.made++
 	sweep := n.made%sweepEvery == 0
 	n.mu.Unlock()
@@ -55,6 +57,42 @@ func (n *Network) gate(id dsec.SandboxID, e linkEnd, plan netpolicy.Plan) error 
 	return n.sweep(links)
 }
 
+// Asker is the sandbox that has an address.
+func (n *Network) Asker(a netip.Addr) (e interface {
+	Opens(name string) []netpolicy.Ports
+	MayLeadTo(a netip.Addr) bool
+	Pin(name string, addrs []netip.Addr, ttl time.Duration) error
+}, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	x, ok := n.byAddr[a]
+	return x, ok
+}
+
+// ListenDNS gives the sockets on which sandboxes whose network is an allow-list ask.
+func (n *Network) ListenDNS() (udp net.PacketConn, tcp net.Listener, err error) {
+	at := netip.AddrPortFrom(n.Gateway(), 53).String()
+	err = inNamespace(n.router, func() (err error) {
+		if udp, err = net.ListenPacket("udp4", at); err != nil {
+			return err
+		}
+		if tcp, err = net.Listen("tcp4", at); err != nil {
+			return errors.Join(err, udp.Close())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, dsec.E(dsec.Internal, "listen for questions", at, err)
+	}
+	return udp, tcp, nil
+}
+
+// InNode runs f where the outside is reached.
+func (n *Network) InNode(f func() error) error { return inNamespace(n.node, f) }
+
+// Servers are the node's name servers.
+func (n *Network) Servers() []netip.Addr { return n.c.DNS }
+
 // sweep forgets links that are gone.
 func (n *Network) sweep(links []netlink.Link) error {
 	live, last := map[int]bool{}, 0
@@ -66,6 +104,9 @@ func (n *Network) sweep(links []netlink.Link) error {
 	for id, e := range n.ends {
 		if !live[e.index] && e.index <= last { // else it is newer than the list
 			delete(n.ends, id)
+			if n.byAddr[e.addr] == e { // the address may be another's by now
+				delete(n.byAddr, e.addr)
+			}
 		}
 	}
 	n.mu.Unlock()
@@ -92,11 +133,12 @@ func (n *Network) gateAll() error {
 		if _, err := fmt.Sscanf(a.Name, linkPrefix+"%d", &offset); err != nil || !strings.HasPrefix(a.Name, linkPrefix) {
 			continue
 		}
-		e := linkEnd{a.Index, n.address(offset), &sync.Mutex{}}
-		if a.Alias != "" {
-			n.ends[dsec.SandboxID(a.Alias)] = e
+		if a.Alias == "" {
+			continue
 		}
-		if a.Alias == "" || n.c.Gate.Has(a.Index) {
+		e := newEnd(n.c.Gate, dsec.SandboxID(a.Alias), a.Index, n.address(offset), netpolicy.Plan{})
+		n.ends[e.id], n.byAddr[e.addr] = e, e
+		if n.c.Gate.Has(a.Index) {
 			continue
 		}
 		if err := inNamespace(n.router, func() error { return n.c.Gate.Add(e.index, e.addr, open) }); err != nil {
@@ -113,19 +155,40 @@ func (n *Network) Change(_ context.Context, id dsec.SandboxID, p dsec.NetworkPol
 	if err != nil {
 		return 0, dsec.E(dsec.ClassOf(err), op, string(id), err)
 	}
-	n.mu.Lock()
-	e, ok := n.ends[id]
-	n.mu.Unlock()
-	if !ok {
+	e := n.end(id)
+	if e == nil {
 		return 0, dsec.Errorf(dsec.IllegalState, op, string(id), "it was made without a network; give it the mode %s, with or without rules, to change that later", dsec.NetworkAllow)
 	}
 	e.turn.Lock()
 	defer e.turn.Unlock()
-	if generation, err = n.c.Gate.Apply(e.index, plan); err == nil {
-		err = cut(ns, plan)
+	if generation, err = e.change(plan); err == nil {
+		err = cut(ns, e)
 	}
 	if err != nil {
 		return 0, dsec.E(dsec.Internal, op, string(id), err)
 	}
 	return generation, nil
+}
+
+func (n *Network) end(id dsec.SandboxID) *end {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.ends[id]
+}
+
+// Restore implements netpolicy.Network.
+func (n *Network) Restore(_ context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) error {
+	const op = "restore network policy of"
+	plan, err := n.compile(p)
+	if err != nil {
+		return dsec.E(dsec.ClassOf(err), op, string(id), err)
+	}
+	e := n.end(id)
+	if e == nil {
+		return dsec.Errorf(dsec.NotFound, op, string(id), "it has no link")
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.plan = plan
+	return nil
 }

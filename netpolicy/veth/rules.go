@@ -43,7 +43,10 @@ delete table inet dsec
 table inet dsec {
 	set conns { type ipv4_addr; size %[4]d; flags dynamic; }
 	counter over { }
-	chain input { type filter hook input priority filter; policy drop; }
+	chain input {
+		type filter hook input priority filter; policy drop;
+		meta mark %[5]d ip daddr %[7]s meta l4proto { tcp, udp } th dport 53 accept
+	}
 	chain output {
 		type filter hook output priority mangle; policy accept;
 		meta mark set %[6]d
@@ -69,7 +72,7 @@ table inet dsec {
 		oifname %[1]q snat ip to %[2]s
 	}
 }
-`, uplink, n.address(routerOffset), n.c.Conns, max(1<<16, 1<<(32-n.subnet.Bits())), uint32(netpolicy.MarkOpen), uint32(netpolicy.MarkRouter))
+`, uplink, n.address(routerOffset), n.c.Conns, max(1<<16, 1<<(32-n.subnet.Bits())), uint32(netpolicy.MarkOpen), uint32(netpolicy.MarkRouter), n.Gateway())
 }
 
 // Refused counts packets that would have begun one connection too many.

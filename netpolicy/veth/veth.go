@@ -65,9 +65,11 @@ type Network struct {
 	links  *space   // in the router
 
 	mu   sync.Mutex
-	next uint32                     // offset of the address to try first
-	ends map[dsec.SandboxID]linkEnd // of sandboxes that have a link; some that are gone
-	made int                        // links since the gate was swept
+	next uint32                  // offset of the address to try first
+	ends map[dsec.SandboxID]*end // of sandboxes that have a link; some that are gone
+
+	byAddr map[netip.Addr]*end
+	made   int // links since the gate was swept
 }
 
 var _ netpolicy.Network = (*Network)(nil)
@@ -105,7 +107,7 @@ func Open(ctx context.Context, c Config) (*Network, error) {
 	if c.Gate == nil {
 		return nil, dsec.Errorf(dsec.Invalid, op, c.Name, "no gate")
 	}
-	n := &Network{c: c, next: firstSandbox, ends: map[dsec.SandboxID]linkEnd{}}
+	n := &Network{c: c, next: firstSandbox, ends: map[dsec.SandboxID]*end{}, byAddr: map[netip.Addr]*end{}}
 	if err := n.open(ctx); err != nil {
 		_ = n.Close()
 		if _, ok := errors.AsType[*dsec.Error](err); ok {

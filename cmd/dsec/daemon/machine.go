@@ -19,6 +19,7 @@ import (
 	"github.com/opendsec/dsec/layer/ondemand/loader"
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/netpolicy/bpf"
+	"github.com/opendsec/dsec/netpolicy/dns"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime/container"
@@ -32,6 +33,7 @@ type machine struct {
 	disks   diskpool.Pool
 	network *veth.Network // nil: the machine cannot; only network "none"
 	gate    *bpf.Gate     // of the network
+	names   *dns.Server   // that its sandboxes ask for
 	tier    *container.Runtime
 
 	// What a machine has that serves layers on demand; unset in those that live
@@ -117,12 +119,17 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 				return nil
 			}
 			m.gate, m.network = g, n
-			return nil
+			m.names, err = serveNames(n, log)
+			return err
 		}, Undo: func(context.Context) error {
 			if m.network == nil {
 				return nil
 			}
-			return errors.Join(m.network.Close(), m.gate.Close())
+			var err error
+			if m.names != nil {
+				err = m.names.Close()
+			}
+			return errors.Join(err, m.network.Close(), m.gate.Close())
 		}},
 		{Name: "container", Do: func(ctx context.Context) (err error) {
 			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges, Shells: s.Node.Shells,
@@ -192,6 +199,19 @@ func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*bpf.Gat
 		return nil, nil, errors.Join(err, g.Close())
 	}
 	return g, n, nil
+}
+
+// serveNames answers sandboxes whose network is an allow-list.
+func serveNames(n *veth.Network, log *slog.Logger) (*dns.Server, error) {
+	udp, tcp, err := n.ListenDNS()
+	if err != nil {
+		return nil, err
+	}
+	c := dns.Config{Asker: func(a netip.Addr) (dns.Asker, bool) { return n.Asker(a) }, Node: n.InNode, Log: log}
+	for _, a := range n.Servers() {
+		c.Upstream = append(c.Upstream, netip.AddrPortFrom(a, 53))
+	}
+	return dns.Serve(c, udp, tcp), nil
 }
 
 func networkConfig(s *settings, keeper veth.Keeper) (veth.Config, error) {
