@@ -45,7 +45,7 @@ type Node struct {
 	UIDRanges     int      `yaml:"uid_ranges"`     // 65,536 ids each
 	MountRoots    []string `yaml:"mount_roots"`    // host directories that may be shown inside, read-only
 	Subnet        string   `yaml:"subnet"`         // addresses of sandboxes with network "open"
-	DenyNets      []string `yaml:"deny_nets"`      // never reachable from "open", besides what always is
+	DenyNets      []string `yaml:"deny_nets"`      // that no rule opens, besides what always is closed
 	Nameservers   []string `yaml:"nameservers"`    // resolv.conf of "open"; empty: the machine's
 	OpenConns     int      `yaml:"open_conns"`     // connections of one sandbox with network "open" at once
 	PortConns     int      `yaml:"port_conns"`     // connections to ports of one sandbox at once

@@ -1,0 +1,52 @@
+package machine
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/opendsec/dsec"
+)
+
+// refused is what a program in a sandbox sees of an address that nothing opens. It
+// is refused by the router, so nothing leaves.
+const refused = "echo | nc -w 3 192.0.2.1 80 2>&1; /bin/busybox nslookup x.example 2>&1"
+
+// TestPoliciesOutliveTheAgent: an allow-list is in force when sandbox, agent and
+// command line say so, also while no agent lives.
+func TestPoliciesOutliveTheAgent(t *testing.T) {
+	h := start(t)
+	id := h.create(func(s *dsec.Spec) { s.Network = dsec.NetworkAllow })
+	closed := func(when string) {
+		t.Helper()
+		out, _ := h.sh(id, refused)
+		if !strings.Contains(out, "refused") || !strings.Contains(out, "NXDOMAIN") {
+			t.Errorf("%s: %q", when, out)
+		}
+	}
+	closed("without rules")
+	rules := []dsec.NetworkRule{{CIDR: "198.51.100.7", Ports: []string{"443"}}, {Domain: "good.example"}}
+	sb, err := h.SetNetwork(t.Context(), id, dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: rules})
+	if err != nil || sb.Network == nil || sb.Network.Generation != 2 || len(sb.Network.Allow) != 2 {
+		t.Fatalf("%+v, %v", sb.Network, err)
+	}
+	closed("with other rules")
+	h.Kill("node")
+	eventually(t, "the next agent answers", func() bool { _, err := h.Get(t.Context(), id); return err == nil })
+	closed("with another agent")
+	if out := h.cli("network", string(id)); out != "allow-list, generation 2\n  198.51.100.7,443\n  good.example\n" {
+		t.Errorf("dsec network: %q", out)
+	}
+	if out := h.cli("network", string(id), "none"); out != "none, generation 3\n" {
+		t.Errorf("dsec network none: %q", out)
+	}
+	if out, _ := h.sh(id, "echo | nc -w 3 192.0.2.1 80 2>&1"); !strings.Contains(out, "refused") {
+		t.Errorf("with the mode none: %q", out)
+	}
+	if _, err := h.SetNetwork(t.Context(), id, dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: []dsec.NetworkRule{{CIDR: "2001:db8::1"}}}); dsec.ClassOf(err) != dsec.Unsupported {
+		t.Errorf("IPv6: %v", err)
+	}
+	none := h.create(nil)
+	if _, err := h.SetNetwork(t.Context(), none, dsec.NetworkPolicy{Mode: dsec.NetworkOpen}); dsec.ClassOf(err) != dsec.IllegalState {
+		t.Errorf("a sandbox without a network: %v", err)
+	}
+}
