@@ -28,7 +28,7 @@ func TestBothWaysToAttach(t *testing.T) {
 			return
 		}
 		for name, attach := range ways {
-			l := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: name}}
+			l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "peer"}
 			if err := netlink.LinkAdd(l); err != nil {
 				t.Error(err)
 				return
