@@ -3,6 +3,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -34,6 +35,13 @@ func raw(index int, p *ebpf.Program, at ebpf.AttachType) error {
 	before, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
 	if err != nil {
 		return err
+	}
+	info, err := p.Info()
+	if err != nil {
+		return err
+	}
+	if id, ok := info.ID(); ok && slices.ContainsFunc(before.Programs, func(b link.AttachedProgram) bool { return b.ID == id }) {
+		return nil
 	}
 	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: index, Program: p, Attach: at}); err != nil {
 		return err

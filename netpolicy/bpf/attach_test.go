@@ -14,10 +14,10 @@ import (
 // TestBothWaysToAttach: each puts its programs in both directions of a link, once,
 // however often it is done.
 func TestBothWaysToAttach(t *testing.T) {
-	g := gate(t)
-	ways := map[string]func(index int) error{
-		"clsact": func(i int) error { return classic(i, g.from, g.to) },
-		"tcx":    func(i int) error { return both(i, g.from, g.to) },
+	g, next := gate(t), gate(t)
+	ways := map[string]func(index int, g *Gate) error{
+		"clsact": func(i int, g *Gate) error { return classic(i, g.from, g.to) },
+		"tcx":    func(i int, g *Gate) error { return both(i, g.from, g.to) },
 	}
 	done := make(chan struct{})
 	go func() { // the thread is of no use afterwards, and ends
@@ -33,8 +33,8 @@ func TestBothWaysToAttach(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			for range 2 {
-				if err := attach(l.Index); err != nil {
+			for _, g := range []*Gate{g, g, next} { // again, and by the next version
+				if err := attach(l.Index, g); err != nil {
 					if name == "tcx" && haveNoTCX(l.Index) {
 						t.Logf("this kernel has no tcx (Linux 6.6): %v", err)
 						return
