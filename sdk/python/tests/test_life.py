@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from conftest import Server
-from libdsec import (AsyncClient, AsyncSandbox, Client, DsecError, Invalid, NotEnough, NotFound, Sandbox, Spec,
-                     Unavailable)
+from libdsec import (AsyncClient, AsyncSandbox, Client, DsecError, IllegalState, Invalid, NetworkRule, NetworkState, NotEnough,
+                     NotFound, Sandbox, Spec, Unavailable)
 
 
 def test_a_block_deletes_its_sandbox_also_after_an_error(client: Client, server: Server) -> None:
@@ -195,3 +195,17 @@ def test_keys_open_the_tcp_door_and_nothing_else_does(server: Server) -> None:
         c.info()
     assert e.value.class_ == "unauthenticated"
     assert os.environ.get("DSEC_API_KEY") is None
+
+
+def test_a_network_policy_is_changed_while_it_runs(client: Client, real: Server, box: Sandbox) -> None:
+    with client.create(real.image, network="allow-list", allow=["203.0.113.7"]) as one:
+        assert one.info.network is None and one.info.spec.allow == (NetworkRule(cidr="203.0.113.7"),)
+        state = one.set_network("allow-list", allow=["203.0.113.0/24,udp,53", "*.good.example"]).network
+        assert state == NetworkState("allow-list", (NetworkRule(cidr="203.0.113.0/24", protocol="udp", ports=("53",)),
+                                                    NetworkRule(domain="*.good.example")), 2)
+        with pytest.raises(Invalid):
+            one.set_network("allow-list", allow=["a b"])
+        state = one.set_network("none").network
+        assert state == NetworkState("none", (), 3)
+    with pytest.raises(IllegalState):
+        box.set_network("open")
