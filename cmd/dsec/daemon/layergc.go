@@ -29,8 +29,12 @@ func LayerGC() *cobra.Command {
 		Long: `Looks at what the nodes that share the object storage of the configuration keep,
 and prints what nobody does. With --delete, what nobody keeps is condemned, and
 what an earlier run condemned, --wait ago or longer, and still nobody keeps, is
-removed. Nodes may go on meanwhile; a run that was killed is taken up by the next.`,
-		Example: "  sudo dsec layer gc\n  sudo dsec layer gc --delete\n  sudo dsec layer gc -o json",
+removed. Nodes may go on meanwhile; a run that was killed is taken up by the next.
+
+Where the object storage is, the configuration says, not the socket: --config, else
+` + defaultFile + `, else the defaults. Keys of S3 come from the environment or
+from the credentials file.`,
+		Example: "  sudo dsec layer gc\n  sudo dsec layer gc --delete --config /srv/dsec/dsec.yaml\n  sudo dsec layer gc -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := s.load(); err != nil {
@@ -53,7 +57,7 @@ removed. Nodes may go on meanwhile; a run that was killed is taken up by the nex
 }
 
 func collectStore(c *cobra.Command, s *settings, o gc.Options) error {
-	store, err := openBlobs(c.Context(), s)
+	store, err := lookBlobs(c.Context(), s)
 	if err != nil {
 		return err
 	}

@@ -123,3 +123,29 @@ func TestLayerVerbs(t *testing.T) {
 		t.Errorf("nothing to verify: %v", err)
 	}
 }
+
+// TestObjectStorageThatIsNotThere is not made by who looks at it.
+func TestObjectStorageThatIsNotThere(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "none")
+	config := filepath.Join(t.TempDir(), "dsec.yaml")
+	if err := os.WriteFile(config, []byte("data: "+data+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, run := range map[string]func() (string, error){
+		"gc":     func() (string, error) { return verb(t, LayerGC, "--config", config) },
+		"verify": func() (string, error) { return verb(t, LayerVerify, "--store", "--config", config) },
+	} {
+		out, err := run()
+		if dsec.ClassOf(err) != dsec.NotFound || !strings.Contains(err.Error(), "there is none") || !strings.Contains(err.Error(), "--config") {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+	if _, err := os.Stat(data); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s was made: %v", data, err)
+	}
+	for _, c := range []*cobra.Command{LayerGC(), LayerVerify()} {
+		if !strings.Contains(c.Example, "--config") || !strings.Contains(c.Long, "not the socket") {
+			t.Errorf("%s says not what it reads:\n%s\n%s", c.Name(), c.Long, c.Example)
+		}
+	}
+}
