@@ -60,14 +60,14 @@ func (f commandFlags) execIn(ctx context.Context, c *cobra.Command, cl *client.C
 	}
 	id, err := find(ctx, cl, e.sandbox)
 	if err != nil {
-		return startFailed(c.ErrOrStderr(), err)
+		return notBegun(c.ErrOrStderr(), err)
 	}
 	if e.detach {
 		return startOnly(ctx, c, cl, id, s, f)
 	}
 	a, err := newAttached(c, cl, f)
 	if err != nil {
-		return startFailed(c.ErrOrStderr(), err)
+		return notBegun(c.ErrOrStderr(), err)
 	}
 	return a.run(ctx, id, s)
 }

@@ -37,7 +37,7 @@ the image's own is run.`,
 			}
 			spec, err := s.build(args[0])
 			if err != nil {
-				return startFailed(c.ErrOrStderr(), err)
+				return notBegun(c.ErrOrStderr(), err)
 			}
 			return with(c, func(ctx context.Context, cl *client.Client) error {
 				a, err := newAttached(c, cl, f)
@@ -45,7 +45,7 @@ the image's own is run.`,
 					argv, err = imageCommand(ctx, cl, spec.Image)
 				}
 				if err != nil {
-					return startFailed(c.ErrOrStderr(), err)
+					return notBegun(c.ErrOrStderr(), err)
 				}
 				return runIn(ctx, a, spec, argv, keep)
 			})
@@ -61,8 +61,7 @@ the image's own is run.`,
 func runIn(ctx context.Context, a *attached, spec dsec.Spec, argv []string, keep bool) error {
 	sb, err := a.cl.Create(ctx, spec)
 	if err != nil {
-		fmt.Fprintln(a.c.ErrOrStderr(), "dsec:", err)
-		return exitDsec
+		return notBegun(a.c.ErrOrStderr(), err)
 	}
 	return a.runOnce(ctx, sb.ID, argv, keep)
 }
