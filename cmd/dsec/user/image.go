@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -50,13 +49,16 @@ With a leading "server:" it is a path on the server below a root it allows.`,
 }
 
 func importFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from, tag string) (client.Layer, error) {
-	st, err := os.Stat(from)
-	switch {
-	case from == "-":
+	if from == "-" {
 		b := newBar(c, "send", 0, size)
 		defer b.done()
 		return cl.UploadImage(ctx, counting{r: c.InOrStdin(), b: b}, tag)
-	case err == nil && st.Mode().IsRegular():
+	}
+	st, there, err := source(from)
+	switch {
+	case err != nil:
+		return client.Layer{}, err
+	case st != nil && !st.IsDir():
 		f, err := os.Open(from)
 		if err != nil {
 			return client.Layer{}, hostError("read", from, err)
@@ -65,7 +67,7 @@ func importFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from, 
 		b := newBar(c, "send", st.Size(), size)
 		defer b.done()
 		return cl.UploadImage(ctx, counting{r: f, b: b}, tag)
-	case err == nil && st.IsDir():
+	case st != nil:
 		b := newBar(c, "send", 0, size)
 		defer b.done()
 		return sendDir(ctx, from, false, func(r io.Reader) (client.Layer, error) {
@@ -74,7 +76,7 @@ func importFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from, 
 	}
 	b := newBar(c, "import", 0, size)
 	defer b.done()
-	return cl.Import(ctx, strings.TrimPrefix(from, "server:"), tag, b.progress)
+	return cl.Import(ctx, there, tag, b.progress)
 }
 
 func imageLs() *cobra.Command {

@@ -59,11 +59,14 @@ or with a leading "server:" a path on the server below a root it allows.`,
 }
 
 func buildFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from string, o client.BuildOptions) (client.Layer, error) {
-	st, err := os.Stat(from)
+	st, there, err := source(from)
 	if err != nil {
+		return client.Layer{}, err
+	}
+	if st == nil {
 		b := newBar(c, "build", 0, size)
 		defer b.done()
-		return cl.Build(ctx, strings.TrimPrefix(from, "server:"), o, b.progress)
+		return cl.Build(ctx, there, o, b.progress)
 	}
 	b := newBar(c, "send", 0, size)
 	defer b.done()
