@@ -13,6 +13,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/layer"
 )
 
 // scrubFlags say what to leave out of a layer.
@@ -102,10 +103,12 @@ looks like a secret and is kept is listed. Read the list before you share the la
 				if err != nil {
 					return err
 				}
+				said := tagging(ctx, c, cl, args[1])
 				packed, err := cl.Commit(ctx, id, client.CommitOptions{Tag: args[1], Scrub: rules, CallID: callID})
 				if err != nil {
 					return err
 				}
+				said(layer.Digest(packed.Digest))
 				return show(c, packed, func(w io.Writer) error { return describePacked(w, packed) })
 			})
 		},

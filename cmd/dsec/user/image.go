@@ -36,10 +36,12 @@ With a leading "server:" it is a path on the server below a root it allows.`,
 		ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
 		RunE: func(c *cobra.Command, args []string) error {
 			return with(c, func(ctx context.Context, cl *client.Client) error {
+				said := tagging(ctx, c, cl, tag)
 				l, err := importFrom(ctx, c, cl, args[0], tag)
 				if err != nil {
 					return err
 				}
+				said(l.Digest)
 				return showLayer(c, l)
 			})
 		},

@@ -42,10 +42,12 @@ or with a leading "server:" a path on the server below a root it allows.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return with(c, func(ctx context.Context, cl *client.Client) error {
+				said := tagging(ctx, c, cl, o.Tag)
 				l, err := buildFrom(ctx, c, cl, from, o)
 				if err != nil {
 					return err
 				}
+				said(l.Digest)
 				return showLayer(c, l)
 			})
 		},

@@ -41,10 +41,12 @@ given. To replace a part, create the template again: nothing is built, and sandb
 				for _, k := range toolkits {
 					t.Toolkits = append(t.Toolkits, dsec.LayerRef(k))
 				}
+				said := tagging(ctx, c, cl, args[0])
 				l, err := cl.CreateTemplate(ctx, args[0], t)
 				if err != nil {
 					return err
 				}
+				said(l.Digest)
 				return showLayer(c, l)
 			})
 		},
