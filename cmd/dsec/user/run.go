@@ -59,7 +59,9 @@ the image's own is run.`,
 
 // runIn makes the sandbox, runs, and cleans up whatever happens meanwhile.
 func runIn(ctx context.Context, a *attached, spec dsec.Spec, argv []string, keep bool) error {
+	done := await(ctx, a.c, a.cl, spec)
 	sb, err := a.cl.Create(ctx, spec)
+	done()
 	if err != nil {
 		return notBegun(a.c.ErrOrStderr(), err)
 	}

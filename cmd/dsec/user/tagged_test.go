@@ -53,6 +53,10 @@ type disks struct {
 	dsecv1connect.UnimplementedSandboxesHandler
 }
 
+func (disks) List(context.Context, *dsecv1.ListRequest) (*dsecv1.ListResponse, error) {
+	return &dsecv1.ListResponse{Sandboxes: []*dsecv1.Sandbox{{Id: "s1", State: "running", Spec: &dsecv1.Spec{Name: "work"}}}}, nil
+}
+
 func (disks) Commit(context.Context, *dsecv1.CommitRequest) (*dsecv1.CommitResponse, error) {
 	return &dsecv1.CommitResponse{Digest: newDigest}, nil
 }
@@ -69,6 +73,11 @@ func serve(t *testing.T, mux *http.ServeMux) {
 // said runs a verb and returns what it prints.
 func said(t *testing.T, v func() *cobra.Command, args ...string) (out, errs string, err error) {
 	t.Helper()
+	return saidIn(t, t.Context(), v, args...)
+}
+
+func saidIn(t *testing.T, ctx context.Context, v func() *cobra.Command, args ...string) (out, errs string, err error) {
+	t.Helper()
 	var o, e bytes.Buffer
 	root := &cobra.Command{Use: "dsec", SilenceErrors: true, SilenceUsage: true}
 	Register(root)
@@ -77,13 +86,12 @@ func said(t *testing.T, v func() *cobra.Command, args ...string) (out, errs stri
 	root.SetOut(&o)
 	root.SetErr(&e)
 	root.SetArgs(append([]string{c.Name()}, args...))
-	err = root.ExecuteContext(t.Context())
+	err = root.ExecuteContext(ctx)
 	return o.String(), e.String(), err
 }
 
 // TestANameThatIsTakenOverIsSaid, by every verb that can.
 func TestANameThatIsTakenOverIsSaid(t *testing.T) {
-	id := string(dsec.NewSandboxID("n1"))
 	verbs := map[string]struct {
 		verb func() *cobra.Command
 		args []string
@@ -92,7 +100,7 @@ func TestANameThatIsTakenOverIsSaid(t *testing.T) {
 		"image import":    {Image, []string{"import", "docker.io/library/debian:12", "--tag", "TAG"}},
 		"layer build":     {Layer, []string{"build", "--from", "docker.io/library/debian:12", "--tag", "TAG"}},
 		"layer repack":    {Layer, []string{"repack", "debian:12", "--tag", "TAG"}},
-		"commit":          {Commit, []string{id, "TAG"}},
+		"commit":          {Commit, []string{"work", "TAG"}},
 	}
 	old := map[string]*dsecv1.Layer{
 		"image:1": {Digest: oldDigest, Image: true, Tags: []string{"image:1"}},
