@@ -15,6 +15,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/sizes"
 	"github.com/opendsec/dsec/layer/gc"
 )
 
@@ -128,17 +129,7 @@ func counted(c gc.Count) string {
 }
 
 // sized is a number of bytes for people.
-func sized(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	f, i := float64(n), 0
-	for f >= 1024 && i < len(units)-1 {
-		f, i = f/1024, i+1
-	}
-	if i == 0 {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.1f %s", f, units[i])
-}
+func sized(n int64) string { return sizes.Text(n) }
 
 // progressed prints how far something is, on one line of a terminal.
 func progressed(w io.Writer, what string) (progress func(done, total int64), end func()) {
