@@ -125,10 +125,7 @@ func sendDir(ctx context.Context, dir string, top bool, send func(io.Reader) (cl
 	}()
 	made, err := send(r)
 	r.CloseWithError(io.ErrClosedPipe)
-	if perr := <-packed; perr != nil && dsec.ClassOf(perr) != dsec.Canceled {
-		return client.Layer{}, perr
-	}
-	return made, err
+	return made, pipeError(<-packed, err)
 }
 
 // progress shows what a server says.

@@ -3,6 +3,7 @@ package user
 import (
 	"bytes"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -46,5 +47,24 @@ func TestWhatIsNotBegunIsDsecsOwnWithAdvice(t *testing.T) {
 		if strings.Contains(b.String(), "sudo dsec up") != (dsec.ClassOf(err) == dsec.Unavailable) {
 			t.Errorf("%v: advice %q", err, b.String())
 		}
+	}
+}
+
+// TestATreeForAServerThatIsNotThere: what became of the packing says nothing.
+func TestATreeForAServerThatIsNotThere(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "f"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("DSEC_SOCKET", filepath.Join(t.TempDir(), "none.sock"))
+	for _, args := range [][]string{{"build", "--from", dir}, {"build", "--from", dir, "--at", "/work"}} {
+		_, _, err := said(t, Layer, args...)
+		if err == nil || strings.Contains(err.Error(), "closed pipe") || !strings.Contains(Advice(err), "is it up?") {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	_, _, err := said(t, Image, "import", dir)
+	if err == nil || strings.Contains(err.Error(), "closed pipe") || !strings.Contains(Advice(err), "is it up?") {
+		t.Errorf("import: %v", err)
 	}
 }
