@@ -58,6 +58,8 @@ func (s *scrubFlags) build() (dsec.Scrub, error) {
 				return out, err
 			}
 			a = sum
+		} else if b, err := hex.DecodeString(a); err != nil || len(b) != sha256.Size {
+			return out, dsec.Errorf(dsec.Invalid, "read flag", "--scrub-answer", "%s is not a SHA-256; for a file write %s", dsec.Quote(a), dsec.Quote("@"+a))
 		}
 		out.Answers = append(out.Answers, strings.ToLower(a))
 	}

@@ -90,7 +90,7 @@ func createMany(ctx context.Context, c *cobra.Command, cl *client.Client, spec d
 		return err
 	}
 	if failed > 0 {
-		return dsec.Errorf(dsec.ClassOf(first), "create sandboxes", "", "%d of %d, the first: %w", failed, count, first)
+		return dsec.Errorf(dsec.ClassOf(first), "create sandboxes", "", "%d of %d were not made, the first: %w", failed, count, first)
 	}
 	return nil
 }

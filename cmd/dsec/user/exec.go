@@ -26,10 +26,9 @@ on if the connection is lost.`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: completeSandboxes(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
-			if args[1] == "--" {
-				args = append(args[:1:1], args[2:]...)
+			if s.Argv, err = argvOf(c, args, "sandbox"); err != nil {
+				return notBegun(c.ErrOrStderr(), err)
 			}
-			s.Argv = args[1:]
 			if s.Env, err = pairs("env", env); err != nil {
 				return err
 			}

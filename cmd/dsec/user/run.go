@@ -31,9 +31,9 @@ the image's own is run.`,
 		Example: "  dsec run debian:12 -- echo hello\n  dsec run -it --network open debian:12 bash\n  dsec run --memory 512MiB --timeout 1m python:3.12 -- python3 -c 'print(6*7)'",
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: completeImage,
 		RunE: func(c *cobra.Command, args []string) error {
-			argv := args[1:]
-			if len(argv) > 0 && argv[0] == "--" {
-				argv = argv[1:]
+			argv, err := argvOf(c, args, "image")
+			if err != nil {
+				return notBegun(c.ErrOrStderr(), err)
 			}
 			spec, err := s.build(args[0])
 			if err != nil {
