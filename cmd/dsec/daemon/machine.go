@@ -101,6 +101,9 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			if err != nil {
 				return err
 			}
+			if err := poolLeast(s, size); err != nil {
+				return err
+			}
 			if c := poolRoom(s, size, free); !c.OK {
 				log.Warn(c.Detail)
 			}
