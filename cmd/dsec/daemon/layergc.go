@@ -93,13 +93,7 @@ func printCollection(w io.Writer, r gc.Report, o gc.Options) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	for _, root := range r.Roots {
-		state := ""
-		if root.Expired {
-			state = ": expired"
-		}
-		fmt.Fprintf(w, "kept by %s: %d objects, said %v ago%s\n", dsec.Quote(root.Node), root.Keeps, root.Age.Round(time.Second), state)
-	}
+	printRoots(w, r.Roots)
 	if len(r.Roots) == 0 {
 		fmt.Fprintln(w, "no node says what it keeps: nothing can be removed")
 	}
@@ -119,6 +113,38 @@ func printCollection(w io.Writer, r gc.Report, o gc.Options) error {
 	}
 	_, err := fmt.Fprintf(w, "nothing was changed; --delete would remove %s now, %s may follow when %v have passed\n", sized(frees), sized(later), o.Wait)
 	return err
+}
+
+// printRoots prints a line for each node: work in progress adds lists to the one
+// that a node renews. Those that have expired, and count no more, are apart.
+func printRoots(w io.Writer, roots []gc.RootInfo) {
+	type group struct {
+		node    string
+		expired bool
+	}
+	var order []group
+	lists := map[group][]gc.RootInfo{}
+	for _, r := range roots {
+		g := group{r.Node, r.Expired}
+		if lists[g] == nil {
+			order = append(order, g)
+		}
+		lists[g] = append(lists[g], r)
+	}
+	for _, g := range order {
+		keeps, youngest := 0, lists[g][0].Age
+		for _, r := range lists[g] {
+			keeps, youngest = keeps+r.Keeps, min(youngest, r.Age)
+		}
+		in, state := "", ""
+		if n := len(lists[g]); n > 1 {
+			in = fmt.Sprintf(" in %d lists", n)
+		}
+		if g.expired {
+			state = ": expired"
+		}
+		fmt.Fprintf(w, "kept by %s: %d objects%s, said %v ago%s\n", dsec.Quote(g.node), keeps, in, youngest.Round(time.Second), state)
+	}
 }
 
 func counted(c gc.Count) string {

@@ -149,3 +149,13 @@ func TestObjectStorageThatIsNotThere(t *testing.T) {
 		}
 	}
 }
+
+func TestRootsAreFoldedByNode(t *testing.T) {
+	var b bytes.Buffer
+	printRoots(&b, []gc.RootInfo{{Node: "n1", Keeps: 3, Age: time.Minute}, {Node: "n2", Keeps: 7, Age: time.Second},
+		{Node: "n1", Keeps: 1, Age: 2 * time.Second}, {Node: "n1", Keeps: 9, Age: 24 * time.Hour, Expired: true}})
+	want := "kept by \"n1\": 4 objects in 2 lists, said 2s ago\nkept by \"n2\": 7 objects, said 1s ago\nkept by \"n1\": 9 objects, said 24h0m0s ago: expired\n"
+	if b.String() != want {
+		t.Errorf("%s, want\n%s", b.String(), want)
+	}
+}

@@ -15,8 +15,11 @@ import (
 // Image is the group of verbs for images.
 func Image() *cobra.Command {
 	c := &cobra.Command{
-		Use:     "image",
-		Short:   "Import, list and remove images",
+		Use:   "image",
+		Short: "Import, list and remove images",
+		Long: `An image is what a sandbox is created from: a root file system with, mostly, the user,
+environment and command that it came with. It is named by a tag, by the reference it was
+pulled by, or by its digest. What is built to go above one is a layer: dsec layer.`,
 		Example: "  dsec image import docker.io/library/debian:12 --tag debian:12\n  dsec image ls",
 	}
 	c.AddCommand(imageImport(), imageEnsure(), imageLs(), imageInspect(), imageRm(), imageMerge(), imageExport())

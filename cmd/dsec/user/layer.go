@@ -21,8 +21,12 @@ import (
 // Layer is the group of verbs for workspaces and toolkits.
 func Layer() *cobra.Command {
 	c := &cobra.Command{
-		Use:     "layer",
-		Short:   "Build, list, inspect, repack and evict layers",
+		Use:   "layer",
+		Short: "Build, list, inspect, repack and evict layers",
+		Long: `A layer is a tree of files that never changes, named by its digest; tags point to it. The
+list has four kinds: an image has all that a sandbox needs; a layer, a workspace or a
+toolkit, goes above one (create --layer); a disk is what a sandbox wrote, and can be used
+as an image (dsec commit); a template is a name for some of them together.`,
 		Example: "  dsec layer build --from ./repo --at /work --owner 1000 --tag repo:v1\n  dsec layer ls",
 	}
 	c.AddCommand(layerBuild(), layerLs(), layerInspect(), layerTrace(), layerRepack(), layerStat(), layerEvict())

@@ -16,8 +16,11 @@ import (
 // Template is the group of verbs for templates.
 func Template() *cobra.Command {
 	c := &cobra.Command{
-		Use:     "template",
-		Short:   "Bind a name to an image, a workspace and toolkits",
+		Use:   "template",
+		Short: "Bind a name to an image, a workspace and toolkits",
+		Long: `A template is a name for an image, a workspace and toolkits as they were when it was made:
+later changes of their tags do not change it. Sandboxes are created from it as from an
+image. It takes no room of its own.`,
 		Example: "  dsec template create swe:1 --image python:3.12 --workspace repo:v1 --toolkit tools:v3\n  dsec run swe:1 -- pytest",
 	}
 	c.AddCommand(templateCreate(), templateLs(), templateInspect(), templateRm())

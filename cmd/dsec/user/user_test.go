@@ -41,6 +41,19 @@ func TestEveryVerbHasAnExampleOfItself(t *testing.T) {
 	}
 }
 
+func TestGroupsSayWhatTheyAreAbout(t *testing.T) {
+	for _, c := range []*cobra.Command{Image(), Layer(), Template()} {
+		if n := strings.Count(c.Long, "\n"); n < 1 || n > 4 || !strings.Contains(c.Long, c.Name()+" is ") {
+			t.Errorf("%s: %q", c.Name(), c.Long)
+		}
+	}
+	for _, kind := range []string{"image", "layer", "disk", "template"} {
+		if !strings.Contains(Layer().Long, kind) {
+			t.Errorf("layer says nothing of kind %s", kind)
+		}
+	}
+}
+
 func env(m map[string]string) func(string) string { return func(k string) string { return m[k] } }
 
 func TestTheGatewayIsFound(t *testing.T) {
