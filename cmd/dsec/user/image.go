@@ -33,7 +33,8 @@ func imageImport() *cobra.Command {
 		Short: "Make a layer of an image",
 		Long: `The server fetches an OCI reference. A file here (docker save, OCI archive or root file
 system tar) or a directory (OCI layout or root file system) is sent to it; "-" is stdin.
-With a leading "server:" it is a path on the server below a root it allows.`,
+With a leading "server:" it is a path on the server below a root it allows. What begins
+with ./ ../ / or ~, or ends with /, is a path and never a reference.`,
 		Example:           "  dsec image import docker.io/library/debian:12 --tag debian:12\n  docker save app | dsec image import - --tag app:v1",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),

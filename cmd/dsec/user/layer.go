@@ -40,7 +40,8 @@ func layerBuild() *cobra.Command {
 		Use:   "build --from DIR|TAR|REFERENCE",
 		Short: "Make a layer of a directory, a tar or an image",
 		Long: `A directory or a tar here is sent to the server. What is neither is an OCI reference,
-or with a leading "server:" a path on the server below a root it allows.`,
+or with a leading "server:" a path on the server below a root it allows. What begins with
+./ ../ / or ~, or ends with /, is a path and never a reference.`,
 		Example:           "  dsec layer build --from ./repo --at /work --owner 1000 --tag repo:v1\n  dsec layer build --from tools.tar.gz --at /opt/tools --tag tools:v1\n  dsec layer build --from docker.io/library/golang:1.26 --tag golang:1.26",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
