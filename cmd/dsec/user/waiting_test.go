@@ -1,6 +1,7 @@
 package user
 
 import (
+	"bytes"
 	"context"
 	"net/http"
 	"strings"
@@ -96,5 +97,18 @@ func TestWhoGivesUpIsToldTheLastThingKnown(t *testing.T) {
 		if err == nil || !strings.Contains(errs, "dsec: last heard: pulling docker.io/library/debian:12: resolve\n") {
 			t.Errorf("%v\n%s", err, errs)
 		}
+	}
+}
+
+func TestWaitingOnATerminalTakesOneLine(t *testing.T) {
+	var b bytes.Buffer
+	w := &waiting{w: &b, terminal: true, images: []dsec.LayerRef{"img"}}
+	w.end(true) // nothing was said
+	for _, phase := range []string{"resolve", "convert\x1b[2J"} {
+		w.event(dsec.Event{Detail: "image img: " + phase})
+	}
+	w.end(false)
+	if want := "\r\x1b[Kdsec: pulling img: resolve\r\x1b[Kdsec: pulling img: convert?[2J\r\x1b[K"; b.String() != want {
+		t.Errorf("%q, want %q", b.String(), want)
 	}
 }
