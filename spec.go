@@ -101,6 +101,8 @@ const (
 
 	MaxCPU       = 4096    // cores
 	MaxCPUWeight = 10000   // as the kernel has it
+	MinMemory    = 4 << 20 // bytes: with less not even a shell runs
+	MinDisk      = 1 << 20 // bytes
 	MaxBytes     = 1 << 50 // of a limit: a petabyte is more than any node has
 	MaxPids      = 4 << 20 // as the kernel has it
 	MaxOutput    = 1 << 30 // bytes of kept output, which are on the node's own disk
@@ -269,11 +271,11 @@ func (l *Limits) validate() error {
 		return bad("cpu", "%g cores, want 0.01 to %d", l.CPU, MaxCPU)
 	case l.CPUWeight < 0 || l.CPUWeight > MaxCPUWeight:
 		return bad("cpu_weight", "%d, want 1 to %d", l.CPUWeight, MaxCPUWeight)
-	case l.Memory < 0 || l.Memory > MaxBytes || (l.Memory > 0 && l.Memory < 4<<20):
+	case l.Memory < 0 || l.Memory > MaxBytes || (l.Memory > 0 && l.Memory < MinMemory):
 		return bad("memory", "%d bytes, want 4 MiB to 1 PiB", l.Memory)
 	case l.Pids < 0 || l.Pids > MaxPids || (l.Pids > 0 && l.Pids < 4):
 		return bad("pids", "%d, want 4 to %d", l.Pids, MaxPids)
-	case l.Disk < 0 || l.Disk > MaxBytes || (l.Disk > 0 && l.Disk < 1<<20):
+	case l.Disk < 0 || l.Disk > MaxBytes || (l.Disk > 0 && l.Disk < MinDisk):
 		return bad("disk", "%d bytes, want 1 MiB to 1 PiB", l.Disk)
 	case l.Output < 0 || l.Output > MaxOutput:
 		return bad("output", "%d bytes, want 0 to 1 GiB", l.Output)

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/sizes"
 )
 
 // budget counts what was promised to sandboxes.
@@ -60,19 +61,23 @@ func (g *budget) take(l dsec.Limits, have *share, want share) error {
 	run := want.run && !have.run
 	switch {
 	case run && g.live+1 > g.lim.MaxLive:
-		short = fmt.Sprintf("%d sandboxes are live, at most %d", g.live, g.lim.MaxLive)
+		short = fmt.Sprintf("%d sandboxes are live, at most %d (node.max_live)", g.live, g.lim.MaxLive)
 	case run && g.cpu+l.CPU > g.cpuLimit():
-		short = fmt.Sprintf("cpu: %g cores asked, %g of %g promised", l.CPU, g.cpu, g.cpuLimit())
+		short = fmt.Sprintf("cpu: %g cores asked, %g of %g promised", l.CPU, g.cpu, g.cpuLimit()) + "; ask for less (--cpu), stop what is not needed, or set a larger node.cpu_overcommit"
 	case run && more(g.memory, l.Memory) > g.memoryLimit():
-		short = fmt.Sprintf("memory: %d bytes asked, %d of %d promised", l.Memory, g.memory, g.memoryLimit())
+		short = promised("memory", l.Memory, g.memory, g.memoryLimit()) + "; ask for less (--memory), stop what is not needed, or set a larger node.mem_overcommit"
 	case want.disk && !have.disk && more(g.disk, l.Disk) > g.diskLimit():
-		short = fmt.Sprintf("disk: %d bytes asked, %d of %d promised", l.Disk, g.disk, g.diskLimit())
+		short = promised("disk", l.Disk, g.disk, g.diskLimit()) + "; ask for less (--disk), delete what is not needed, or set a larger node.disk_pool"
 	}
 	if short != "" {
 		return dsec.Errorf(dsec.ResourceExhausted, "admit sandbox", "", "%s", short)
 	}
 	g.addLocked(l, have, want)
 	return nil
+}
+
+func promised(what string, asked, have, limit int64) string {
+	return fmt.Sprintf("%s: %s asked, %s of %s promised", what, sizes.Text(asked), sizes.Text(have), sizes.Text(limit))
 }
 
 // force is take for what is there already.

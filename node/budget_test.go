@@ -2,6 +2,7 @@ package node
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/opendsec/dsec"
@@ -46,5 +47,27 @@ func TestTheBudgetHoldsWithExtremeLimits(t *testing.T) {
 	g.lim.MemoryFactor = 1e300
 	if g.memoryLimit() != math.MaxInt64 {
 		t.Errorf("limit %d", g.memoryLimit())
+	}
+}
+
+// TestWhatIsShortIsSaidForPeople, and what can be done about it.
+func TestWhatIsShortIsSaidForPeople(t *testing.T) {
+	lim := Budgets{CPU: 1, CPUFactor: 2, Memory: 1 << 30, MemoryFactor: 2, Disk: 21 << 30, DiskFactor: 1, MaxLive: 6}
+	one := dsec.Limits{CPU: 0.25, Memory: 64 << 20, Disk: 4 << 30}
+	for want, l := range map[string]dsec.Limits{
+		"disk: 4.0 GiB asked, 20.0 GiB of 21.0 GiB promised; ask for less (--disk), delete what is not needed, or set a larger node.disk_pool": one,
+		"memory: 4.0 GiB asked, 320 MiB of 2.0 GiB promised; ask for less (--memory)":                                                          {CPU: 0.25, Memory: 4 << 30},
+		"cpu: 1 cores asked, 1.25 of 2 promised; ask for less (--cpu)":                                                                         {CPU: 1},
+	} {
+		g := &budget{lim: lim}
+		for range 5 {
+			if err := g.take(one, &share{}, share{run: true, disk: true}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := g.take(l, &share{}, share{run: true, disk: true})
+		if dsec.ClassOf(err) != dsec.ResourceExhausted || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
 	}
 }

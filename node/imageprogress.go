@@ -14,7 +14,7 @@ import (
 const tellEvery = 2 * time.Second
 
 // tellImage returns what makes events of the progress of images that a creation
-// waits for.
+// waits for. The text is also read: dsec create looks for "image REF: ".
 func (b *box) tellImage() func(dsec.LayerRef, layer.Progress) {
 	var mu sync.Mutex
 	last := map[dsec.LayerRef]layer.Progress{}

@@ -144,8 +144,11 @@ func (c *Config) Validate() error {
 	if n.Shells < 0 || n.Shells > mostShells {
 		return bad("node.shells", "%d, want 0 to %d", n.Shells, mostShells)
 	}
-	if n.MaxLive < 1 || n.UIDRanges < n.MaxLive+n.Shells {
-		return bad("node.uid_ranges", "%d ranges for %d sandboxes and %d shells", n.UIDRanges, n.MaxLive, n.Shells)
+	if n.MaxLive < 1 {
+		return bad("node.max_live", "%d, want at least 1", n.MaxLive)
+	}
+	if need := n.MaxLive + n.Shells; n.UIDRanges < need {
+		return bad("node.uid_ranges", "%d, want at least %d: one for each of %d sandboxes (node.max_live) and %d shells (node.shells); or lower node.max_live", n.UIDRanges, need, n.MaxLive, n.Shells)
 	}
 	if n.UIDBase < 1<<16 || uint64(n.UIDBase)+uint64(n.UIDRanges)<<16 > math.MaxUint32 {
 		return bad("node.uid_base", "%d ranges from %d leave the 32 bits of a uid, or touch the host's own", n.UIDRanges, n.UIDBase)

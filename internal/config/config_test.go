@@ -49,6 +49,7 @@ func TestWrongValuesNameTheirField(t *testing.T) {
 		"data":              func(c *Config) { c.Data = "here" },
 		"blobs":             func(c *Config) { c.Blobs = "/srv/blobs" },
 		"node.uid_base":     func(c *Config) { c.Node.UIDBase = 1000 },
+		"node.max_live":     func(c *Config) { c.Node.MaxLive = 0 },
 		"node.uid_ranges":   func(c *Config) { c.Node.UIDRanges = 1 },
 		"node.open_conns":   func(c *Config) { c.Node.OpenConns = 0 },
 		"node.port_conns":   func(c *Config) { c.Node.PortConns = 0 },
@@ -80,5 +81,20 @@ func TestBytes(t *testing.T) {
 		if got, err := Bytes(in, 200); err == nil {
 			t.Errorf("%q: %d", in, got)
 		}
+	}
+}
+
+func TestTooFewRangesSayHowManyWork(t *testing.T) {
+	c := Default()
+	c.Node.UIDRanges = 1000
+	err := c.Validate()
+	for _, want := range []string{"node.uid_ranges: 1000, want at least 4016", "node.max_live", "node.shells"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v lacks %q", err, want)
+		}
+	}
+	c.Node.UIDRanges = 4016
+	if err := c.Validate(); err != nil {
+		t.Error(err)
 	}
 }

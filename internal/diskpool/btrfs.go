@@ -38,8 +38,9 @@ type btrfsPool struct {
 
 const poolFile = "pool.btrfs"
 
-// minPool is the least that mkfs.btrfs takes with its usual layout.
-const minPool = 128 << 20
+// MinPool is the least that a pool file can have: mkfs.btrfs takes less, but the
+// kernel refuses to resize a file system to less, and it grows with its file.
+const MinPool = 256 << 20
 
 func openBtrfs(ctx context.Context, o Options) (Pool, error) {
 	const op = "open disk pool"
@@ -104,8 +105,8 @@ func makePoolFile(ctx context.Context, o Options, file string) error {
 		}
 		return nil
 	}
-	if size < minPool {
-		return dsec.Errorf(dsec.Unsupported, "make disk pool", file, "%d MiB for the pool file, a btrfs needs %d", size>>20, minPool>>20)
+	if size < MinPool {
+		return dsec.Errorf(dsec.Unsupported, "make disk pool", file, "%d MiB for the pool file, a btrfs needs %d", size>>20, MinPool>>20)
 	}
 	mkfs, err := exec.LookPath("mkfs.btrfs")
 	if err != nil {

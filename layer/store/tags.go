@@ -184,12 +184,26 @@ func (s *Store) readTagLocked(tag string) (tagged, error) {
 	}
 	b, err := os.ReadFile(s.path(file))
 	if errors.Is(err, fs.ErrNotExist) {
-		return tagged{}, dsec.Errorf(dsec.NotFound, op, dsec.Quote(tag), "no image or layer of that name; dsec image ls shows what there is")
+		return tagged{}, dsec.Errorf(dsec.NotFound, op, dsec.Quote(tag), "no image or layer of that name%s", elsewhere(tag))
 	}
 	if err != nil {
 		return tagged{}, diskError(op, tag, err)
 	}
 	return decodeTagged(b)
+}
+
+// elsewhere says where to look for a name that means nothing: in the list, or
+// in the registry that a short name means to those who come from docker.
+func elsewhere(ref string) string {
+	text := "; dsec layer ls shows what there is"
+	if _, err := image.ReferenceName(ref, image.Options{}); err != nil || hasRegistry(ref) {
+		return text
+	}
+	whole := "docker.io/" + ref
+	if !strings.Contains(ref, "/") {
+		whole = "docker.io/library/" + ref
+	}
+	return text + ", " + whole + " is the form that pulls"
 }
 
 // resolveLocked turns a ref into a digest; it need not be here.
@@ -204,7 +218,7 @@ func (s *Store) resolveLocked(ref dsec.LayerRef) (layer.Digest, error) {
 		}
 	}
 	if err == nil && !s.sees(t.project) {
-		err = dsec.Errorf(dsec.NotFound, "resolve layer", dsec.Quote(string(ref)), "no image or layer of that name in project %s; dsec image ls shows what there is", s.project)
+		err = dsec.Errorf(dsec.NotFound, "resolve layer", dsec.Quote(string(ref)), "no image or layer of that name in project %s%s", s.project, elsewhere(string(ref)))
 	}
 	return t.digest, err
 }

@@ -120,3 +120,19 @@ func TestACollectionSeesTheTagsOfEveryProject(t *testing.T) {
 		t.Errorf("removed: %v", err)
 	}
 }
+
+func TestANameThatMeansNothingSaysWhereToLook(t *testing.T) {
+	s := openStore(t, t.TempDir(), Options{})
+	for ref, want := range map[dsec.LayerRef]string{
+		"python:3.12": "dsec layer ls shows what there is, docker.io/library/python:3.12 is the form that pulls",
+		"acme/tool:1": ", docker.io/acme/tool:1 is the form that pulls",
+		"ghcr.io/a:1": "dsec layer ls shows what there is",
+	} {
+		for _, view := range []*Store{s, s.View("p")} {
+			_, err := view.Inspect(t.Context(), ref)
+			if dsec.ClassOf(err) != dsec.NotFound || !strings.HasSuffix(err.Error(), want) {
+				t.Errorf("%s: %v", ref, err)
+			}
+		}
+	}
+}

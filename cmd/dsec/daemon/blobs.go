@@ -90,6 +90,29 @@ func openBlobsWith(ctx context.Context, s *settings, again retry.Policy) (*stack
 	return stack.New(b, stack.Options{Limits: limits, Retry: again}), nil
 }
 
+// lookBlobs is openBlobs for who looks at what nodes have stored: a directory
+// that is not there is an error and is not made.
+func lookBlobs(ctx context.Context, s *settings) (*stack.Store, error) {
+	where, _, err := s.blobURL()
+	if err != nil {
+		return nil, err
+	}
+	if notThere(where) {
+		return nil, dsec.Errorf(dsec.NotFound, "open object storage", where, "there is none; --config names the configuration whose blobs or data say where it is")
+	}
+	return openBlobs(ctx, s)
+}
+
+// notThere says that a URL names a directory that does not exist.
+func notThere(where string) bool {
+	u, err := url.Parse(where)
+	if err != nil || u.Scheme != "file" {
+		return false
+	}
+	_, err = os.Stat(u.Path)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
 // openBlobs is the step of the agent. The credentials leave the environment,
 // which the processes that sandboxes come from inherit.
 func (a *agent) openBlobs(s *settings, log *slog.Logger) lifecycle.Step {
@@ -156,11 +179,9 @@ func probeBlobs(ctx context.Context, s *settings) runtime.Check {
 		c.Detail = err.Error()
 		return c
 	}
-	if u, err := url.Parse(where); err == nil && u.Scheme == "file" {
-		if _, err := os.Stat(u.Path); errors.Is(err, fs.ErrNotExist) {
-			c.OK, c.Detail = true, where+": not there yet, the first start makes it"
-			return c
-		}
+	if notThere(where) {
+		c.OK, c.Detail = true, where+": not there yet, the first start makes it"
+		return c
 	}
 	store, err := openBlobs(ctx, s)
 	if err != nil {

@@ -129,11 +129,14 @@ func keep(path string, make func() string) (string, error) {
 }
 
 // logger writes JSON lines, or text when a person reads.
-func logger(w io.Writer) *slog.Logger {
+func logger(w io.Writer) *slog.Logger { return loggerFrom(w, slog.LevelInfo) }
+
+func loggerFrom(w io.Writer, level slog.Level) *slog.Logger {
+	o := &slog.HandlerOptions{Level: level}
 	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		return slog.New(slog.NewTextHandler(w, nil))
+		return slog.New(slog.NewTextHandler(w, o))
 	}
-	return slog.New(slog.NewJSONHandler(w, nil))
+	return slog.New(slog.NewJSONHandler(w, o))
 }
 
 // lock takes the machine's state for one supervisor; the pid of the holder is

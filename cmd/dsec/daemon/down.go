@@ -123,8 +123,8 @@ func endSupervisor(ctx context.Context, s *settings) error {
 // endSandboxes opens the agent's state without serving it, deletes what is in
 // it and takes the machine apart.
 func endSandboxes(ctx context.Context, s *settings) (ended int, err error) {
-	var a agent
-	stack, err := a.open(ctx, s, roleLog("node"))
+	a := agent{machine: machine{ending: true}}
+	stack, err := a.open(ctx, s, loggerFrom(os.Stderr, slog.LevelWarn)) // that there is a hold is no news here
 	if err != nil {
 		return 0, err
 	}

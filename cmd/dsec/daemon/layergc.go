@@ -15,6 +15,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/sizes"
 	"github.com/opendsec/dsec/layer/gc"
 )
 
@@ -29,8 +30,12 @@ func LayerGC() *cobra.Command {
 		Long: `Looks at what the nodes that share the object storage of the configuration keep,
 and prints what nobody does. With --delete, what nobody keeps is condemned, and
 what an earlier run condemned, --wait ago or longer, and still nobody keeps, is
-removed. Nodes may go on meanwhile; a run that was killed is taken up by the next.`,
-		Example: "  sudo dsec layer gc\n  sudo dsec layer gc --delete\n  sudo dsec layer gc -o json",
+removed. Nodes may go on meanwhile; a run that was killed is taken up by the next.
+
+Where the object storage is, the configuration says, not the socket: --config, else
+` + defaultFile + `, else the defaults. Keys of S3 come from the environment or
+from the credentials file.`,
+		Example: "  sudo dsec layer gc\n  sudo dsec layer gc --delete --config /srv/dsec/dsec.yaml\n  sudo dsec layer gc -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := s.load(); err != nil {
@@ -53,7 +58,7 @@ removed. Nodes may go on meanwhile; a run that was killed is taken up by the nex
 }
 
 func collectStore(c *cobra.Command, s *settings, o gc.Options) error {
-	store, err := openBlobs(c.Context(), s)
+	store, err := lookBlobs(c.Context(), s)
 	if err != nil {
 		return err
 	}
@@ -88,13 +93,7 @@ func printCollection(w io.Writer, r gc.Report, o gc.Options) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	for _, root := range r.Roots {
-		state := ""
-		if root.Expired {
-			state = ": expired"
-		}
-		fmt.Fprintf(w, "kept by %s: %d objects, said %v ago%s\n", dsec.Quote(root.Node), root.Keeps, root.Age.Round(time.Second), state)
-	}
+	printRoots(w, r.Roots)
 	if len(r.Roots) == 0 {
 		fmt.Fprintln(w, "no node says what it keeps: nothing can be removed")
 	}
@@ -116,6 +115,38 @@ func printCollection(w io.Writer, r gc.Report, o gc.Options) error {
 	return err
 }
 
+// printRoots prints a line for each node: work in progress adds lists to the one
+// that a node renews. Those that have expired, and count no more, are apart.
+func printRoots(w io.Writer, roots []gc.RootInfo) {
+	type group struct {
+		node    string
+		expired bool
+	}
+	var order []group
+	lists := map[group][]gc.RootInfo{}
+	for _, r := range roots {
+		g := group{r.Node, r.Expired}
+		if lists[g] == nil {
+			order = append(order, g)
+		}
+		lists[g] = append(lists[g], r)
+	}
+	for _, g := range order {
+		keeps, youngest := 0, lists[g][0].Age
+		for _, r := range lists[g] {
+			keeps, youngest = keeps+r.Keeps, min(youngest, r.Age)
+		}
+		in, state := "", ""
+		if n := len(lists[g]); n > 1 {
+			in = fmt.Sprintf(" in %d lists", n)
+		}
+		if g.expired {
+			state = ": expired"
+		}
+		fmt.Fprintf(w, "kept by %s: %d objects%s, said %v ago%s\n", dsec.Quote(g.node), keeps, in, youngest.Round(time.Second), state)
+	}
+}
+
 func counted(c gc.Count) string {
 	if c.Objects == 0 {
 		return "-"
@@ -124,17 +155,7 @@ func counted(c gc.Count) string {
 }
 
 // sized is a number of bytes for people.
-func sized(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	f, i := float64(n), 0
-	for f >= 1024 && i < len(units)-1 {
-		f, i = f/1024, i+1
-	}
-	if i == 0 {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.1f %s", f, units[i])
-}
+func sized(n int64) string { return sizes.Text(n) }
 
 // progressed prints how far something is, on one line of a terminal.
 func progressed(w io.Writer, what string) (progress func(done, total int64), end func()) {

@@ -123,3 +123,39 @@ func TestLayerVerbs(t *testing.T) {
 		t.Errorf("nothing to verify: %v", err)
 	}
 }
+
+// TestObjectStorageThatIsNotThere is not made by who looks at it.
+func TestObjectStorageThatIsNotThere(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "none")
+	config := filepath.Join(t.TempDir(), "dsec.yaml")
+	if err := os.WriteFile(config, []byte("data: "+data+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, run := range map[string]func() (string, error){
+		"gc":     func() (string, error) { return verb(t, LayerGC, "--config", config) },
+		"verify": func() (string, error) { return verb(t, LayerVerify, "--store", "--config", config) },
+	} {
+		out, err := run()
+		if dsec.ClassOf(err) != dsec.NotFound || !strings.Contains(err.Error(), "there is none") || !strings.Contains(err.Error(), "--config") {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+	if _, err := os.Stat(data); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s was made: %v", data, err)
+	}
+	for _, c := range []*cobra.Command{LayerGC(), LayerVerify()} {
+		if !strings.Contains(c.Example, "--config") || !strings.Contains(c.Long, "not the socket") {
+			t.Errorf("%s says not what it reads:\n%s\n%s", c.Name(), c.Long, c.Example)
+		}
+	}
+}
+
+func TestRootsAreFoldedByNode(t *testing.T) {
+	var b bytes.Buffer
+	printRoots(&b, []gc.RootInfo{{Node: "n1", Keeps: 3, Age: time.Minute}, {Node: "n2", Keeps: 7, Age: time.Second},
+		{Node: "n1", Keeps: 1, Age: 2 * time.Second}, {Node: "n1", Keeps: 9, Age: 24 * time.Hour, Expired: true}})
+	want := "kept by \"n1\": 4 objects in 2 lists, said 2s ago\nkept by \"n2\": 7 objects, said 1s ago\nkept by \"n1\": 9 objects, said 24h0m0s ago: expired\n"
+	if b.String() != want {
+		t.Errorf("%s, want\n%s", b.String(), want)
+	}
+}

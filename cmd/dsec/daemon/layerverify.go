@@ -32,8 +32,12 @@ func LayerVerify() *cobra.Command {
 		Long: `LAYER and --all read what is on this machine: metadata, and those chunks of the data
 that are here. --store reads every object in the object storage of the
 configuration and every chunk in it. Prints what is damaged and which layers that
-hits, and exits with 1 if anything is. May run beside the daemons.`,
-		Example: "  sudo dsec layer verify repo:v1\n  sudo dsec layer verify --all\n  sudo dsec layer verify --store -o json",
+hits, and exits with 1 if anything is. May run beside the daemons.
+
+Where all that is, the configuration says, not the socket: --config, else
+` + defaultFile + `, else the defaults. Keys of S3 come from the environment or
+from the credentials file.`,
+		Example: "  sudo dsec layer verify repo:v1\n  sudo dsec layer verify --all\n  sudo dsec layer verify --store --config /srv/dsec/dsec.yaml -o json",
 		RunE: func(c *cobra.Command, refs []string) error {
 			if err := s.load(); err != nil {
 				return err
@@ -94,7 +98,7 @@ func verifyLayers(c *cobra.Command, s *settings, refs []string, all bool) (v ver
 }
 
 func verifyStore(c *cobra.Command, s *settings) (*gc.Checked, error) {
-	blobs, err := openBlobs(c.Context(), s)
+	blobs, err := lookBlobs(c.Context(), s)
 	if err != nil {
 		return nil, err
 	}

@@ -39,6 +39,7 @@ type machine struct {
 	// What a machine has that serves layers on demand; unset in those that live
 	// for one command.
 	onDemand bool
+	ending   bool // to take it apart: no loader runs
 	loader   *loader.Client
 	whole    func(context.Context, layer.Digest)        // all data of a layer are here
 	failed   func(context.Context, loader.Trouble) bool // a read of a layer is an error
@@ -81,7 +82,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 					return dsec.E(dsec.Unsupported, "bring layers on demand by", s.Node.OnDemand, err)
 				}
 			}
-			m.loader, err = loader.Open(ctx, loader.Config{Socket: s.loaderSocket(), Layers: filepath.Join(s.layerDir(), "layers"), Keeper: m.hold, Log: log, Mechanism: s.Node.OnDemand,
+			m.loader, err = loader.Open(ctx, loader.Config{Socket: s.loaderSocket(), Layers: filepath.Join(s.layerDir(), "layers"), Keeper: m.hold, Log: log, Mechanism: s.Node.OnDemand, Ending: m.ending,
 				Whole: m.whole, Failed: m.failed, Ended: m.ended, Short: m.short, Order: m.order, Read: m.read})
 			return err
 		}, Undo: func(context.Context) error {
@@ -104,6 +105,9 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 		{Name: "disks", Do: func(ctx context.Context) (err error) {
 			size, free, err := poolSize(s)
 			if err != nil {
+				return err
+			}
+			if err := poolLeast(s, size); err != nil {
 				return err
 			}
 			if c := poolRoom(s, size, free); !c.OK {

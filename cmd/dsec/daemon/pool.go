@@ -8,6 +8,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/config"
+	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/runtime"
 )
 
@@ -38,10 +39,24 @@ func poolSize(s *settings) (size, free int64, err error) {
 	return size, free, nil
 }
 
+// poolLeast refuses to make a pool that is too small to be one. One that is there
+// is opened all the same: somebody may want to end what is in it.
+func poolLeast(s *settings, size int64) error {
+	if files, err := filepath.Glob(filepath.Join(s.poolDir(), "*")); err != nil || len(files) > 0 || size >= diskpool.MinPool {
+		return err
+	}
+	return dsec.Errorf(dsec.Invalid, "check configuration", "node.disk_pool", "%s is %s here, want at least %s",
+		dsec.Quote(s.Node.DiskPool), sized(size), sized(diskpool.MinPool))
+}
+
 // poolRoom holds a size of the pool against what there is for it. A pool file
 // that the disk cannot take is an I/O error for every sandbox in it.
 func poolRoom(s *settings, size, free int64) runtime.Check {
 	c := runtime.Check{Name: "disk pool"}
+	if err := poolLeast(s, size); err != nil {
+		c.Detail = err.Error()
+		return c
+	}
 	if size > free {
 		c.Detail = fmt.Sprintf("the disk pool may grow to %d MiB, but %s has room for %d MiB: when it is full, every sandbox gets I/O errors; set node.disk_pool to less",
 			size>>20, s.poolDir(), free>>20)

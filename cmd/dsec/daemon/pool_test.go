@@ -1,8 +1,13 @@
 package daemon
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/opendsec/dsec"
 )
 
 func TestThePoolOfAMachineThatWasNeverUpIsMeasured(t *testing.T) {
@@ -25,5 +30,26 @@ func TestAPoolLargerThanItsDiskIsSaid(t *testing.T) {
 		if got.OK != c.ok || got.Fatal || !strings.Contains(got.Detail, "MiB") || !c.ok && !strings.Contains(got.Detail, s.poolDir()) {
 			t.Errorf("%d of %d: %+v", c.size, c.free, got)
 		}
+	}
+}
+
+func TestAPoolTooSmallIsNotMade(t *testing.T) {
+	s := defaults()
+	s.Data, s.Node.DiskPool = t.TempDir(), "200MiB"
+	err := poolLeast(s, 200<<20)
+	if dsec.ClassOf(err) != dsec.Invalid || !strings.Contains(err.Error(), `node.disk_pool: "200MiB" is 200 MiB here, want at least 256 MiB`) {
+		t.Error(err)
+	}
+	if c := poolRoom(s, 200<<20, 1<<30); c.OK || !strings.Contains(c.Detail, "node.disk_pool") {
+		t.Errorf("%+v", c)
+	}
+	if err := poolLeast(s, 256<<20); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(os.Mkdir(s.poolDir(), 0o700), os.WriteFile(filepath.Join(s.poolDir(), "pool.btrfs"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := poolLeast(s, 200<<20); err != nil {
+		t.Errorf("one that is there: %v", err)
 	}
 }

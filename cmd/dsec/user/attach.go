@@ -2,6 +2,7 @@ package user
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -67,7 +68,7 @@ func (a *attached) run(ctx context.Context, id dsec.SandboxID, s process.Spec) e
 	}
 	p, err := a.cl.Exec(ctx, id, s)
 	if err != nil {
-		return startFailed(a.c.ErrOrStderr(), err)
+		return startFailed(a.c.ErrOrStderr(), err, s.Argv)
 	}
 	on := context.WithoutCancel(ctx) // an interrupt is the command's first
 	followed := make(chan struct{})
@@ -153,14 +154,38 @@ func (a *attached) ended(r process.Result) error {
 	return ExitCode(r.ExitCode)
 }
 
-// startFailed says why a command did not start, with docker's codes.
-func startFailed(w io.Writer, err error) error {
+// notBegun says why nothing was started, and what to do about it.
+func notBegun(w io.Writer, err error) error {
 	fmt.Fprintln(w, "dsec:", err)
-	switch dsec.ClassOf(err) {
+	if advice := Advice(err); advice != "" {
+		fmt.Fprintln(w, "dsec:", advice)
+	}
+	return exitDsec
+}
+
+// startFailed says why a command did not start, with docker's codes.
+func startFailed(w io.Writer, err error, argv []string) error {
+	_ = notBegun(w, err) // the code depends
+	return startCode(err, argv[0])
+}
+
+// startCode tells what the command itself is to blame for from what dsec could
+// not do: the kernel refused the program, or the directory to run it in.
+func startCode(err error, program string) ExitCode {
+	e, ok := errors.AsType[*dsec.Error](err)
+	if !ok {
+		return exitDsec
+	}
+	refused := e.Op == "exec" && e.Object == dsec.Quote(program) || e.Op == "change to directory"
+	switch e.Class {
 	case dsec.FileNotFound:
 		return exitNotFound
 	case dsec.PermissionDenied, dsec.IsADirectory, dsec.NotADirectory:
 		return exitCannotRun
+	case dsec.Invalid, dsec.Internal: // no program by its format; busy, or unreadable
+		if refused {
+			return exitCannotRun
+		}
 	}
 	return exitDsec
 }

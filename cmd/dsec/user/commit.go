@@ -13,6 +13,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/layer"
 )
 
 // scrubFlags say what to leave out of a layer.
@@ -57,6 +58,8 @@ func (s *scrubFlags) build() (dsec.Scrub, error) {
 				return out, err
 			}
 			a = sum
+		} else if b, err := hex.DecodeString(a); err != nil || len(b) != sha256.Size {
+			return out, dsec.Errorf(dsec.Invalid, "read flag", "--scrub-answer", "%s is not a SHA-256; for a file write %s", dsec.Quote(a), dsec.Quote("@"+a))
 		}
 		out.Answers = append(out.Answers, strings.ToLower(a))
 	}
@@ -102,10 +105,12 @@ looks like a secret and is kept is listed. Read the list before you share the la
 				if err != nil {
 					return err
 				}
+				said := tagging(ctx, c, cl, args[1])
 				packed, err := cl.Commit(ctx, id, client.CommitOptions{Tag: args[1], Scrub: rules, CallID: callID})
 				if err != nil {
 					return err
 				}
+				said(layer.Digest(packed.Digest))
 				return show(c, packed, func(w io.Writer) error { return describePacked(w, packed) })
 			})
 		},

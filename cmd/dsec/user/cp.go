@@ -2,6 +2,7 @@ package user
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -175,10 +176,16 @@ func (k *copying) treeIn(ctx context.Context, from, to string, b *bar) error {
 	}()
 	err = k.remote.Upload(ctx, to, counting{r: r, b: b}, o)
 	r.CloseWithError(io.ErrClosedPipe)
-	if perr := <-packed; perr != nil && dsec.ClassOf(perr) != dsec.Canceled {
-		return perr
+	return pipeError(<-packed, err)
+}
+
+// pipeError is the error that came first of who writes into a pipe and who reads
+// from it: a reader that broke off is all that its writer's error says.
+func pipeError(write, read error) error {
+	if read == nil || write != nil && dsec.ClassOf(write) != dsec.Canceled && !errors.Is(write, io.ErrClosedPipe) {
+		return write
 	}
-	return err
+	return read
 }
 
 // identity finds the numbers of the user that files are written as, from a file
@@ -225,10 +232,7 @@ func (k *copying) out(ctx context.Context, from, to string, b *bar) error {
 	name := "/" + filepath.Base(absolute(to))
 	_, err = dir.Write(ctx, name, counting{r: r, b: b}, files.WriteOptions{Mode: &mode})
 	r.CloseWithError(io.ErrClosedPipe)
-	if rerr := <-read; rerr != nil && dsec.ClassOf(rerr) != dsec.Canceled {
-		return rerr
-	}
-	if err != nil {
+	if err := pipeError(<-read, err); err != nil {
 		return err
 	}
 	return dir.SetAttr(ctx, name, files.Attr{MTime: &i.MTime})
@@ -258,8 +262,5 @@ func (k *copying) treeOut(ctx context.Context, from, to string, b *bar) error {
 	}()
 	err = l.Receive(ctx, "/", counting{r: r, b: b}, o)
 	r.CloseWithError(io.ErrClosedPipe)
-	if rerr := <-read; rerr != nil && (err == nil || dsec.ClassOf(rerr) != dsec.Canceled) {
-		return rerr
-	}
-	return err
+	return pipeError(<-read, err)
 }

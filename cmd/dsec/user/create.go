@@ -37,7 +37,9 @@ after an hour in which nobody used it and is deleted an hour later: --idle, --re
 				if count > 1 {
 					return createMany(ctx, c, cl, spec, count)
 				}
+				done := await(ctx, c, cl, spec)
 				sb, err := cl.Create(ctx, spec)
+				done()
 				if err != nil {
 					return err
 				}
@@ -68,6 +70,9 @@ func createMany(ctx context.Context, c *cobra.Command, cl *client.Client, spec d
 	var first error
 	bar := newBar(c, "create", int64(count), plainCount)
 	defer bar.done()
+	if bar.p == nil { // else the line of the terminal is the bar's
+		defer await(ctx, c, cl, spec)()
+	}
 	err := cl.CreateMany(ctx, specs, callID, func(r client.Created) error {
 		bar.add(1)
 		if r.Err != nil {
@@ -85,7 +90,7 @@ func createMany(ctx context.Context, c *cobra.Command, cl *client.Client, spec d
 		return err
 	}
 	if failed > 0 {
-		return dsec.Errorf(dsec.ClassOf(first), "create sandboxes", "", "%d of %d, the first: %w", failed, count, first)
+		return dsec.Errorf(dsec.ClassOf(first), "create sandboxes", "", "%d of %d were not made, the first: %w", failed, count, first)
 	}
 	return nil
 }

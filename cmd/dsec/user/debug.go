@@ -24,9 +24,9 @@ Runs a shell in it, or the command, and removes it. The sandbox itself is not to
 		Example: "  dsec debug work\n  dsec debug work -- ls -la /root",
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: completeSandboxes(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			argv := args[1:]
-			if len(argv) > 0 && argv[0] == "--" {
-				argv = argv[1:]
+			argv, err := argvOf(c, args, "sandbox")
+			if err != nil {
+				return notBegun(c.ErrOrStderr(), err)
 			}
 			if len(argv) == 0 {
 				argv = []string{"/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"}

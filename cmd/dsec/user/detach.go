@@ -26,7 +26,7 @@ func startOnly(ctx context.Context, c *cobra.Command, cl *client.Client, id dsec
 	s.Timeout = f.timeout
 	p, err := cl.Exec(ctx, id, s)
 	if err != nil {
-		return startFailed(c.ErrOrStderr(), err)
+		return startFailed(c.ErrOrStderr(), err, s.Argv)
 	}
 	return show(c, started{string(id), p.ID}, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, p.ID)

@@ -26,10 +26,9 @@ on if the connection is lost.`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: completeSandboxes(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
-			if args[1] == "--" {
-				args = append(args[:1:1], args[2:]...)
+			if s.Argv, err = argvOf(c, args, "sandbox"); err != nil {
+				return notBegun(c.ErrOrStderr(), err)
 			}
-			s.Argv = args[1:]
 			if s.Env, err = pairs("env", env); err != nil {
 				return err
 			}
@@ -60,14 +59,14 @@ func (f commandFlags) execIn(ctx context.Context, c *cobra.Command, cl *client.C
 	}
 	id, err := find(ctx, cl, e.sandbox)
 	if err != nil {
-		return startFailed(c.ErrOrStderr(), err)
+		return notBegun(c.ErrOrStderr(), err)
 	}
 	if e.detach {
 		return startOnly(ctx, c, cl, id, s, f)
 	}
 	a, err := newAttached(c, cl, f)
 	if err != nil {
-		return startFailed(c.ErrOrStderr(), err)
+		return notBegun(c.ErrOrStderr(), err)
 	}
 	return a.run(ctx, id, s)
 }

@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -16,8 +15,11 @@ import (
 // Image is the group of verbs for images.
 func Image() *cobra.Command {
 	c := &cobra.Command{
-		Use:     "image",
-		Short:   "Import, list and remove images",
+		Use:   "image",
+		Short: "Import, list and remove images",
+		Long: `An image is what a sandbox is created from: a root file system with, mostly, the user,
+environment and command that it came with. It is named by a tag, by the reference it was
+pulled by, or by its digest. What is built to go above one is a layer: dsec layer.`,
 		Example: "  dsec image import docker.io/library/debian:12 --tag debian:12\n  dsec image ls",
 	}
 	c.AddCommand(imageImport(), imageEnsure(), imageLs(), imageInspect(), imageRm(), imageMerge(), imageExport())
@@ -31,16 +33,19 @@ func imageImport() *cobra.Command {
 		Short: "Make a layer of an image",
 		Long: `The server fetches an OCI reference. A file here (docker save, OCI archive or root file
 system tar) or a directory (OCI layout or root file system) is sent to it; "-" is stdin.
-With a leading "server:" it is a path on the server below a root it allows.`,
+With a leading "server:" it is a path on the server below a root it allows. What begins
+with ./ ../ / or ~, or ends with /, is a path and never a reference.`,
 		Example:           "  dsec image import docker.io/library/debian:12 --tag debian:12\n  docker save app | dsec image import - --tag app:v1",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
 		RunE: func(c *cobra.Command, args []string) error {
 			return with(c, func(ctx context.Context, cl *client.Client) error {
+				said := tagging(ctx, c, cl, tag)
 				l, err := importFrom(ctx, c, cl, args[0], tag)
 				if err != nil {
 					return err
 				}
+				said(l.Digest)
 				return showLayer(c, l)
 			})
 		},
@@ -50,13 +55,16 @@ With a leading "server:" it is a path on the server below a root it allows.`,
 }
 
 func importFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from, tag string) (client.Layer, error) {
-	st, err := os.Stat(from)
-	switch {
-	case from == "-":
+	if from == "-" {
 		b := newBar(c, "send", 0, size)
 		defer b.done()
 		return cl.UploadImage(ctx, counting{r: c.InOrStdin(), b: b}, tag)
-	case err == nil && st.Mode().IsRegular():
+	}
+	st, there, err := source(from)
+	switch {
+	case err != nil:
+		return client.Layer{}, err
+	case st != nil && !st.IsDir():
 		f, err := os.Open(from)
 		if err != nil {
 			return client.Layer{}, hostError("read", from, err)
@@ -65,7 +73,7 @@ func importFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from, 
 		b := newBar(c, "send", st.Size(), size)
 		defer b.done()
 		return cl.UploadImage(ctx, counting{r: f, b: b}, tag)
-	case err == nil && st.IsDir():
+	case st != nil:
 		b := newBar(c, "send", 0, size)
 		defer b.done()
 		return sendDir(ctx, from, false, func(r io.Reader) (client.Layer, error) {
@@ -74,7 +82,7 @@ func importFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from, 
 	}
 	b := newBar(c, "import", 0, size)
 	defer b.done()
-	return cl.Import(ctx, strings.TrimPrefix(from, "server:"), tag, b.progress)
+	return cl.Import(ctx, there, tag, b.progress)
 }
 
 func imageLs() *cobra.Command {

@@ -21,8 +21,12 @@ import (
 // Layer is the group of verbs for workspaces and toolkits.
 func Layer() *cobra.Command {
 	c := &cobra.Command{
-		Use:     "layer",
-		Short:   "Build, list, inspect, repack and evict layers",
+		Use:   "layer",
+		Short: "Build, list, inspect, repack and evict layers",
+		Long: `A layer is a tree of files that never changes, named by its digest; tags point to it. The
+list has four kinds: an image has all that a sandbox needs; a layer, a workspace or a
+toolkit, goes above one (create --layer); a disk is what a sandbox wrote, and can be used
+as an image (dsec commit); a template is a name for some of them together.`,
 		Example: "  dsec layer build --from ./repo --at /work --owner 1000 --tag repo:v1\n  dsec layer ls",
 	}
 	c.AddCommand(layerBuild(), layerLs(), layerInspect(), layerTrace(), layerRepack(), layerStat(), layerEvict())
@@ -36,16 +40,19 @@ func layerBuild() *cobra.Command {
 		Use:   "build --from DIR|TAR|REFERENCE",
 		Short: "Make a layer of a directory, a tar or an image",
 		Long: `A directory or a tar here is sent to the server. What is neither is an OCI reference,
-or with a leading "server:" a path on the server below a root it allows.`,
+or with a leading "server:" a path on the server below a root it allows. What begins with
+./ ../ / or ~, or ends with /, is a path and never a reference.`,
 		Example:           "  dsec layer build --from ./repo --at /work --owner 1000 --tag repo:v1\n  dsec layer build --from tools.tar.gz --at /opt/tools --tag tools:v1\n  dsec layer build --from docker.io/library/golang:1.26 --tag golang:1.26",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return with(c, func(ctx context.Context, cl *client.Client) error {
+				said := tagging(ctx, c, cl, o.Tag)
 				l, err := buildFrom(ctx, c, cl, from, o)
 				if err != nil {
 					return err
 				}
+				said(l.Digest)
 				return showLayer(c, l)
 			})
 		},
@@ -59,11 +66,14 @@ or with a leading "server:" a path on the server below a root it allows.`,
 }
 
 func buildFrom(ctx context.Context, c *cobra.Command, cl *client.Client, from string, o client.BuildOptions) (client.Layer, error) {
-	st, err := os.Stat(from)
+	st, there, err := source(from)
 	if err != nil {
+		return client.Layer{}, err
+	}
+	if st == nil {
 		b := newBar(c, "build", 0, size)
 		defer b.done()
-		return cl.Build(ctx, strings.TrimPrefix(from, "server:"), o, b.progress)
+		return cl.Build(ctx, there, o, b.progress)
 	}
 	b := newBar(c, "send", 0, size)
 	defer b.done()
@@ -120,10 +130,7 @@ func sendDir(ctx context.Context, dir string, top bool, send func(io.Reader) (cl
 	}()
 	made, err := send(r)
 	r.CloseWithError(io.ErrClosedPipe)
-	if perr := <-packed; perr != nil && dsec.ClassOf(perr) != dsec.Canceled {
-		return client.Layer{}, perr
-	}
-	return made, err
+	return made, pipeError(<-packed, err)
 }
 
 // progress shows what a server says.

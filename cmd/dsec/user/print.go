@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/sizes"
 )
 
 // asJSON reports whether -o json was given; anything but table and json is
@@ -146,17 +147,7 @@ func safe(s string) string {
 }
 
 // size for people: "1.5 GiB".
-func size(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	f, i := float64(n), 0
-	for f >= 1024 && i < len(units)-1 {
-		f, i = f/1024, i+1
-	}
-	if i == 0 || f >= 100 {
-		return fmt.Sprintf("%.0f %s", f, units[i])
-	}
-	return fmt.Sprintf("%.1f %s", f, units[i])
-}
+func size(n int64) string { return sizes.Text(n) }
 
 // span for people: "3m", "2h", "5d".
 func span(d time.Duration) string {

@@ -31,13 +31,13 @@ the image's own is run.`,
 		Example: "  dsec run debian:12 -- echo hello\n  dsec run -it --network open debian:12 bash\n  dsec run --memory 512MiB --timeout 1m python:3.12 -- python3 -c 'print(6*7)'",
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: completeImage,
 		RunE: func(c *cobra.Command, args []string) error {
-			argv := args[1:]
-			if len(argv) > 0 && argv[0] == "--" {
-				argv = argv[1:]
+			argv, err := argvOf(c, args, "image")
+			if err != nil {
+				return notBegun(c.ErrOrStderr(), err)
 			}
 			spec, err := s.build(args[0])
 			if err != nil {
-				return startFailed(c.ErrOrStderr(), err)
+				return notBegun(c.ErrOrStderr(), err)
 			}
 			return with(c, func(ctx context.Context, cl *client.Client) error {
 				a, err := newAttached(c, cl, f)
@@ -45,7 +45,7 @@ the image's own is run.`,
 					argv, err = imageCommand(ctx, cl, spec.Image)
 				}
 				if err != nil {
-					return startFailed(c.ErrOrStderr(), err)
+					return notBegun(c.ErrOrStderr(), err)
 				}
 				return runIn(ctx, a, spec, argv, keep)
 			})
@@ -59,10 +59,11 @@ the image's own is run.`,
 
 // runIn makes the sandbox, runs, and cleans up whatever happens meanwhile.
 func runIn(ctx context.Context, a *attached, spec dsec.Spec, argv []string, keep bool) error {
+	done := await(ctx, a.c, a.cl, spec)
 	sb, err := a.cl.Create(ctx, spec)
+	done()
 	if err != nil {
-		fmt.Fprintln(a.c.ErrOrStderr(), "dsec:", err)
-		return exitDsec
+		return notBegun(a.c.ErrOrStderr(), err)
 	}
 	return a.runOnce(ctx, sb.ID, argv, keep)
 }

@@ -1,6 +1,7 @@
 package user
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -21,8 +22,8 @@ type specFlags struct {
 	network string
 	allow   []string
 	oom     string
-	memory  bytesFlag
-	disk    bytesFlag
+	memory  limitFlag
+	disk    limitFlag
 	output  bytesFlag
 }
 
@@ -38,6 +39,7 @@ func (s *specFlags) register(c *cobra.Command) {
 	f.StringVar(&s.network, "network", string(dsec.NetworkNone), "none (loopback only), allow-list (what --allow names) or open")
 	f.StringArrayVar(&s.allow, "allow", nil, "of --network allow-list: "+allowHelp)
 	f.Float64Var(&p.Limits.CPU, "cpu", 0, "cores, like 0.5 (default 1)")
+	s.memory.least, s.disk.least = dsec.MinMemory, dsec.MinDisk
 	f.Var(&s.memory, "memory", "memory, like 512MiB (default 1GiB)")
 	f.Int64Var(&p.Limits.Pids, "pids", 0, "processes and threads (default 512)")
 	f.Var(&s.disk, "disk", "writable disk, like 10GiB (default 4GiB)")
@@ -59,8 +61,12 @@ func (s *specFlags) register(c *cobra.Command) {
 func (s *specFlags) build(image string) (dsec.Spec, error) {
 	p := s.spec
 	p.Tier, p.Image, p.Network, p.OOM = dsec.Tier(s.tier), dsec.LayerRef(image), dsec.NetworkMode(s.network), dsec.OOMPolicy(s.oom)
+<<<<<<< HEAD
 	p.Limits.Memory, p.Limits.Disk, p.Limits.Output = int64(s.memory), int64(s.disk), int64(s.output)
 	p.Allow = parseRules(s.allow)
+=======
+	p.Limits.Memory, p.Limits.Disk, p.Limits.Output = int64(s.memory.bytesFlag), int64(s.disk.bytesFlag), int64(s.output)
+>>>>>>> main
 	for _, l := range s.layers {
 		p.Layers = append(p.Layers, dsec.LayerRef(l))
 	}
@@ -113,6 +119,37 @@ func (b *bytesFlag) Set(s string) error {
 	n, err := config.Bytes(s, 0)
 	*b = bytesFlag(n)
 	return err
+}
+
+// limitFlag is a size that is no use below some least.
+type limitFlag struct {
+	bytesFlag
+	least int64
+}
+
+// Set guesses what a bare number means to who comes from elsewhere.
+func (l *limitFlag) Set(s string) error {
+	if err := l.bytesFlag.Set(s); err != nil {
+		return err
+	}
+	if n := int64(l.bytesFlag); n > 0 && n < l.least && strings.Trim(s, "0123456789") == "" {
+		return fmt.Errorf("%d bytes, want at least %s: did you mean %dMiB?", n, size(l.least), n)
+	}
+	return nil
+}
+
+// argvOf is the command after the first argument, which is what the options go
+// before; name says what that is. What follows -- is taken as it is.
+func argvOf(c *cobra.Command, args []string, name string) ([]string, error) {
+	argv := args[1:]
+	switch {
+	case len(argv) == 0 || c.ArgsLenAtDash() >= 0:
+	case argv[0] == "--":
+		return argv[1:], nil
+	case strings.HasPrefix(argv[0], "-"):
+		return nil, dsec.Errorf(dsec.Invalid, "run command", dsec.Quote(argv[0]), "options go before the %s; if it is the command, put -- before it", name)
+	}
+	return argv, nil
 }
 
 // commandFlags are the flags that describe a command.

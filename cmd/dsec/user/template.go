@@ -16,8 +16,11 @@ import (
 // Template is the group of verbs for templates.
 func Template() *cobra.Command {
 	c := &cobra.Command{
-		Use:     "template",
-		Short:   "Bind a name to an image, a workspace and toolkits",
+		Use:   "template",
+		Short: "Bind a name to an image, a workspace and toolkits",
+		Long: `A template is a name for an image, a workspace and toolkits as they were when it was made:
+later changes of their tags do not change it. Sandboxes are created from it as from an
+image. It takes no room of its own.`,
 		Example: "  dsec template create swe:1 --image python:3.12 --workspace repo:v1 --toolkit tools:v3\n  dsec run swe:1 -- pytest",
 	}
 	c.AddCommand(templateCreate(), templateLs(), templateInspect(), templateRm())
@@ -41,10 +44,12 @@ given. To replace a part, create the template again: nothing is built, and sandb
 				for _, k := range toolkits {
 					t.Toolkits = append(t.Toolkits, dsec.LayerRef(k))
 				}
+				said := tagging(ctx, c, cl, args[0])
 				l, err := cl.CreateTemplate(ctx, args[0], t)
 				if err != nil {
 					return err
 				}
+				said(l.Digest)
 				return showLayer(c, l)
 			})
 		},

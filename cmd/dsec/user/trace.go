@@ -79,12 +79,14 @@ tag, which may be that of the old one, to the new one.`,
 		ValidArgsFunction: completeLayers,
 		RunE: func(c *cobra.Command, args []string) error {
 			return with(c, func(ctx context.Context, cl *client.Client) error {
+				said := tagging(ctx, c, cl, tag)
 				b := newBar(c, "repack", 0, size)
 				l, err := cl.RepackLayer(ctx, dsec.LayerRef(args[0]), tag, b.progress)
 				b.done()
 				if err != nil {
 					return err
 				}
+				said(l.Digest)
 				return showLayer(c, l)
 			})
 		},

@@ -41,6 +41,19 @@ func TestEveryVerbHasAnExampleOfItself(t *testing.T) {
 	}
 }
 
+func TestGroupsSayWhatTheyAreAbout(t *testing.T) {
+	for _, c := range []*cobra.Command{Image(), Layer(), Template()} {
+		if n := strings.Count(c.Long, "\n"); n < 1 || n > 4 || !strings.Contains(c.Long, c.Name()+" is ") {
+			t.Errorf("%s: %q", c.Name(), c.Long)
+		}
+	}
+	for _, kind := range []string{"image", "layer", "disk", "template"} {
+		if !strings.Contains(Layer().Long, kind) {
+			t.Errorf("layer says nothing of kind %s", kind)
+		}
+	}
+}
+
 func env(m map[string]string) func(string) string { return func(k string) string { return m[k] } }
 
 func TestTheGatewayIsFound(t *testing.T) {
@@ -239,12 +252,7 @@ func TestProgressIsSilentWithoutATerminalForAMoment(t *testing.T) {
 	}
 }
 
-func TestSizesAndSpans(t *testing.T) {
-	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 5 << 30: "5.0 GiB", 200 << 20: "200 MiB"} {
-		if got := size(n); got != want {
-			t.Errorf("%d: %s", n, got)
-		}
-	}
+func TestSpans(t *testing.T) {
 	for d, want := range map[time.Duration]string{-1: "0s", 12 * time.Millisecond: "12ms", 90 * time.Second: "1m", 50 * time.Hour: "2d"} {
 		if got := span(d); got != want {
 			t.Errorf("%d: %s", d, got)

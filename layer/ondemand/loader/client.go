@@ -27,6 +27,10 @@ type Config struct {
 	// Mechanism of new mounts; default FUSE.
 	Mechanism string
 
+	// Ending is that of an agent which only takes apart what is there. The loader
+	// has ended before it: none is missed.
+	Ending bool
+
 	// Whole is called when all data of a layer are here, durably.
 	Whole func(context.Context, layer.Digest)
 
@@ -147,13 +151,22 @@ func (c *Client) run() {
 		if c.ctx.Err() != nil {
 			return
 		}
-		c.c.Log.Warn("connection to the loader", "err", err)
+		c.missing("connection to the loader", "err", err)
 		if time.Since(begun) > mostWait {
 			wait = leastWait
 		}
 		_ = within.Sleep(c.ctx, wait) // the loop sees whether it was cut short
 		wait = min(2*wait, mostWait)
 	}
+}
+
+// missing says what comes of there being no loader.
+func (c *Client) missing(what string, args ...any) {
+	level := slog.LevelWarn
+	if c.c.Ending {
+		level = slog.LevelDebug
+	}
+	c.c.Log.Log(c.ctx, level, what, args...)
 }
 
 // talk is one connection.

@@ -139,7 +139,7 @@ func (c *Client) let(ctx context.Context, f frame) error {
 func (c *Client) forget(name string, d layer.Digest) {
 	err := c.let(c.ctx, frame{Op: opLet, Digest: d})
 	if err != nil && dsec.ClassOf(err) != dsec.IllegalState && c.ctx.Err() == nil {
-		c.c.Log.Warn("let go of layer", "layer", d, "err", err)
+		c.missing("let go of layer", "layer", d, "err", err)
 	}
 	c.drop(c.ctx, name)
 	c.mu.Lock()

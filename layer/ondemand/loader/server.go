@@ -3,6 +3,7 @@ package loader
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -23,9 +24,9 @@ type Options struct {
 	// BlobStats is what Blobs counts, as JSON has it, for who asks for counts; nil:
 	// nothing.
 	BlobStats func() any
-	Lanes    int           // requests at one time; default 32
-	Deadline time.Duration // after which a read that cannot be served is an error; default 30 s
-	Window   time.Duration // how long the trace of a layer is written; default 2 min
+	Lanes     int           // requests at one time; default 32
+	Deadline  time.Duration // after which a read that cannot be served is an error; default 30 s
+	Window    time.Duration // how long the trace of a layer is written; default 2 min
 	// NoteWithin is how long a reader waits for the agent to note that its read
 	// failed; default 10 s.
 	NoteWithin time.Duration
@@ -128,7 +129,11 @@ func (s *Server) adopt(c *conn) {
 		for {
 			f, err := c.recv(buf)
 			if err != nil {
-				if s.ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
+				switch {
+				case s.ctx.Err() != nil || errors.Is(err, net.ErrClosed):
+				case errors.Is(err, io.EOF): // it ended, or is started anew
+					s.opts.Log.Info("the agent hung up")
+				default:
 					s.opts.Log.Warn("connection to the agent", "err", err)
 				}
 				if errors.Is(err, errVersion) {

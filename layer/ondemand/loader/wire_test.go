@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -215,5 +217,62 @@ func TestASessionIsKeptUntilItsEndIsTaken(t *testing.T) {
 	w.eventually("it is dropped", func() bool { return kept() == 0 })
 	if last.Layer != w.layer.Digest || last.Session != d.Session || last.At.Before(before) || asked.Load() != 2 {
 		t.Errorf("asked %d times, last of %+v", asked.Load(), last)
+	}
+}
+
+// TestNoLoaderIsMissedByWhoEndsEverything: it is a warning for all others.
+func TestNoLoaderIsMissedByWhoEndsEverything(t *testing.T) {
+	for _, ending := range []bool{false, true} {
+		shelf, said := linux.NewKeeper(), &lines{}
+		cl, err := Open(t.Context(), Config{Socket: filepath.Join(t.TempDir(), "none"), Keeper: shelf, Ending: ending, Log: slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+		must(t, err)
+		said.await()
+		must(t, cl.Close())
+		shelf.Close()
+		if got := said.text(); !strings.Contains(got, "connection to the loader") || strings.Contains(got, "WARN") == ending {
+			t.Errorf("ending %v: %s", ending, got)
+		}
+	}
+}
+
+// TestAnAgentThatHangsUpIsNoTrouble: it does when it ends.
+func TestAnAgentThatHangsUpIsNoTrouble(t *testing.T) {
+	socket, said := filepath.Join(t.TempDir(), "s"), &lines{}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	must(t, err)
+	done := make(chan error, 1)
+	go func() { done <- NewServer(Options{Log: slog.New(slog.NewTextHandler(said, nil))}).Run(l) }()
+	agent, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	must(t, err)
+	must(t, agent.Close())
+	said.await()
+	must(t, errors.Join(l.Close(), <-done))
+	if got := said.text(); strings.Contains(got, "WARN") || !strings.Contains(got, "the agent hung up") {
+		t.Error(got)
+	}
+}
+
+// lines are what was logged.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// await returns when there is a line, or far too late.
+func (l *lines) await() {
+	for end := time.Now().Add(20 * time.Second); l.text() == "" && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
 	}
 }

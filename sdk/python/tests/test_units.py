@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import pickle
 import re
@@ -13,14 +15,19 @@ from pathlib import Path
 import pytest
 
 import libdsec
+from libdsec import AsyncSandbox, Sandbox
 from libdsec import _endpoint as endpoint
 from libdsec import _frames as frames
 from libdsec import _transport as transport
 from libdsec import _wire as w
 from libdsec import errors
 from libdsec._process import raise_for
+<<<<<<< HEAD
 from libdsec.network import NetworkRule, NetworkState
 from libdsec.types import LayerDemand, LayerTrace, Output, Result, SandboxInfo, Spec, TracedFile, Usage, parse_size
+=======
+from libdsec.types import LayerDemand, LayerTrace, Output, Result, SandboxInfo, Scrub, Spec, TracedFile, Usage, parse_size
+>>>>>>> main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -161,6 +168,7 @@ def test_a_trace_from_the_wire() -> None:
     assert t.files == (TracedFile("bin/sh", 9, 8, 0, 2), TracedFile("", 0, 0, 0, 0))
 
 
+<<<<<<< HEAD
 def test_network_rules() -> None:
     assert NetworkRule.parse("*.pypi.org,443").wire() == {"domain": "*.pypi.org", "ports": ["443"]}
     assert NetworkRule.parse("10.1.2.0/24,5432,8000-8999").wire() == {"cidr": "10.1.2.0/24", "ports": ["5432", "8000-8999"]}
@@ -172,3 +180,29 @@ def test_network_rules() -> None:
         Spec("x", allow="pypi.org").wire()
     info = SandboxInfo.from_wire({"network": {"mode": "allow-list", "allow": [{"cidr": "1.2.3.4"}], "generation": "3"}})
     assert info.network == NetworkState("allow-list", (NetworkRule(cidr="1.2.3.4"),), 3) and SandboxInfo.from_wire({}).network is None
+=======
+def test_commit_scrubs_as_pack_diff_does() -> None:
+    calls: list[tuple[str, object]] = []
+
+    class Client:
+        async def _call(self, method: str, request: w.Json, timeout: float | None = None) -> w.Json:
+            calls.append((method, request.get("scrub")))
+            return {"digest": "sha256:0"}
+
+    box = AsyncSandbox(Client(), SandboxInfo.from_wire({"id": "s1"}))  # type: ignore[arg-type]
+    rules = Scrub(patterns=["/data/**"])
+    for scrub, wire in ((False, None), (True, Scrub.all().wire()), (rules, rules.wire())):
+        digest = asyncio.run(box.commit("a:1", scrub=scrub))
+        packed = asyncio.run(box.pack_diff("a:1", scrub=scrub))
+        assert digest == packed.digest == "sha256:0"
+        assert calls[-2] == calls[-1] == ("Sandboxes/Commit", wire)
+    assert "scrub" in inspect.signature(Sandbox.commit).parameters
+
+
+def test_the_readme_names_every_method_of_images_layers_and_templates() -> None:
+    text = (ROOT / "sdk" / "python" / "README.md").read_text()
+    for name, kind in (("images", libdsec.AsyncImages), ("layers", libdsec.AsyncLayers), ("templates", libdsec.AsyncTemplates)):
+        row = re.search(rf"^\| `client\.{name}` \| (.*) \|$", text, re.M)
+        assert row
+        assert set(re.findall(r"`(\w+)", row.group(1))) == {m for m in vars(kind) if not m.startswith("_")}
+>>>>>>> main

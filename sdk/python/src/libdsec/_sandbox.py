@@ -304,9 +304,9 @@ class AsyncSandbox:
         request = w.drop_empty({"id": self.id, "tag": tag, "call_id": call_id or new_key(), "scrub": rules.wire()})
         return Packed.from_wire(await self._client._call("Sandboxes/Commit", request, timeout=1800.0))
 
-    async def commit(self, tag: str) -> str:
-        """Makes a layer of what was changed in it, with that tag; returns the digest."""
-        return (await self.pack_diff(tag)).digest
+    async def commit(self, tag: str, *, scrub: Scrub | bool = False) -> str:
+        """Is ``pack_diff`` with a tag for those who want the digest only."""
+        return (await self.pack_diff(tag, scrub=scrub)).digest
 
     async def diff(self, most: int = 0) -> Diff:
         """What its disk differs in from its layers; at most so many paths (0: 100,000)."""

@@ -304,9 +304,9 @@ class Sandbox:
         """
         return self._portal.run(self._core.pack_diff(tag, scrub=scrub, call_id=call_id))
 
-    def commit(self, tag: str) -> str:
-        """Makes a layer of what was changed in it, with that tag; returns the digest."""
-        return self._portal.run(self._core.commit(tag))
+    def commit(self, tag: str, *, scrub: Scrub | bool=False) -> str:
+        """Is ``pack_diff`` with a tag for those who want the digest only."""
+        return self._portal.run(self._core.commit(tag, scrub=scrub))
 
     def diff(self, most: int=0) -> Diff:
         """What its disk differs in from its layers; at most so many paths (0: 100,000)."""
