@@ -61,12 +61,8 @@ func (s *specFlags) register(c *cobra.Command) {
 func (s *specFlags) build(image string) (dsec.Spec, error) {
 	p := s.spec
 	p.Tier, p.Image, p.Network, p.OOM = dsec.Tier(s.tier), dsec.LayerRef(image), dsec.NetworkMode(s.network), dsec.OOMPolicy(s.oom)
-<<<<<<< HEAD
-	p.Limits.Memory, p.Limits.Disk, p.Limits.Output = int64(s.memory), int64(s.disk), int64(s.output)
-	p.Allow = parseRules(s.allow)
-=======
 	p.Limits.Memory, p.Limits.Disk, p.Limits.Output = int64(s.memory.bytesFlag), int64(s.disk.bytesFlag), int64(s.output)
->>>>>>> main
+	p.Allow = parseRules(s.allow)
 	for _, l := range s.layers {
 		p.Layers = append(p.Layers, dsec.LayerRef(l))
 	}

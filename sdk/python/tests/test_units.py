@@ -22,12 +22,8 @@ from libdsec import _transport as transport
 from libdsec import _wire as w
 from libdsec import errors
 from libdsec._process import raise_for
-<<<<<<< HEAD
 from libdsec.network import NetworkRule, NetworkState
-from libdsec.types import LayerDemand, LayerTrace, Output, Result, SandboxInfo, Spec, TracedFile, Usage, parse_size
-=======
 from libdsec.types import LayerDemand, LayerTrace, Output, Result, SandboxInfo, Scrub, Spec, TracedFile, Usage, parse_size
->>>>>>> main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -168,7 +164,6 @@ def test_a_trace_from_the_wire() -> None:
     assert t.files == (TracedFile("bin/sh", 9, 8, 0, 2), TracedFile("", 0, 0, 0, 0))
 
 
-<<<<<<< HEAD
 def test_network_rules() -> None:
     assert NetworkRule.parse("*.pypi.org,443").wire() == {"domain": "*.pypi.org", "ports": ["443"]}
     assert NetworkRule.parse("10.1.2.0/24,5432,8000-8999").wire() == {"cidr": "10.1.2.0/24", "ports": ["5432", "8000-8999"]}
@@ -180,7 +175,8 @@ def test_network_rules() -> None:
         Spec("x", allow="pypi.org").wire()
     info = SandboxInfo.from_wire({"network": {"mode": "allow-list", "allow": [{"cidr": "1.2.3.4"}], "generation": "3"}})
     assert info.network == NetworkState("allow-list", (NetworkRule(cidr="1.2.3.4"),), 3) and SandboxInfo.from_wire({}).network is None
-=======
+
+
 def test_commit_scrubs_as_pack_diff_does() -> None:
     calls: list[tuple[str, object]] = []
 
@@ -205,4 +201,3 @@ def test_the_readme_names_every_method_of_images_layers_and_templates() -> None:
         row = re.search(rf"^\| `client\.{name}` \| (.*) \|$", text, re.M)
         assert row
         assert set(re.findall(r"`(\w+)", row.group(1))) == {m for m in vars(kind) if not m.startswith("_")}
->>>>>>> main
