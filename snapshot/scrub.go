@@ -61,30 +61,26 @@ func newScrubber(rules dsec.Scrub, below *Below) *scrubber {
 func (s *scrubber) look(p *packer) error {
 	return p.walk(place{}, func(place) visit {
 		return func(at place, name string, f *opened, st *unix.Stat_t) (*place, error) {
-			full := at.child(name)
-			r, inherited := s.rule(full), at.gone != nil
-			if inherited {
-				r = *at.gone
-				if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-					s.removed(full, r.why, st)
+			full, dir := at.child(name), st.Mode&unix.S_IFMT == unix.S_IFDIR
+			r := s.rule(full, dir)
+			if at.gone != nil {
+				if r = at.gone.and(r); !dir {
+					s.removed(full, r.name, st)
 				}
 			}
-			switch st.Mode & unix.S_IFMT {
-			case unix.S_IFDIR:
+			switch {
+			case dir:
 				var over overlaid
 				err := eachXattr(f.File, func(key string, value []byte) error {
 					over.note(key, value)
 					return nil
 				})
 				sub := at.sub(name, f.view, over)
-				if r.why != "" && !r.ifToken {
-					sub.gone = &r
+				if r.name != "" {
+					sub.gone = r.inherited()
 				}
 				return sub, err
-			case unix.S_IFREG:
-				if r.why == "" || r.nameOnly || st.Size > maxLooked && r.ifToken {
-					return nil, nil
-				}
+			case st.Mode&unix.S_IFMT == unix.S_IFREG && r.all != "":
 				if err := s.lookAt(r, p.contents(f.File, st), st); err != nil {
 					return nil, fmt.Errorf("/%s: %w", full, err)
 				}
@@ -94,15 +90,22 @@ func (s *scrubber) look(p *packer) error {
 	})
 }
 
-// lookAt notes a regular file that goes under all its names.
+// lookAt notes a regular file that goes under all its names. Of a large one the
+// beginning is looked at: it is told apart by the inode, its copies are not.
 func (s *scrubber) lookAt(r rule, c *contents, st *unix.Stat_t) error {
 	data, whole, err := c.head()
-	if err != nil || r.ifToken && !holdsCredential(data) {
+	if err != nil {
 		return err
 	}
-	s.gone[inodeOf(st)] = r.why
+	if r.ifToken && !holdsCredential(data) {
+		if st.Size > maxLooked {
+			s.unread[inodeOf(st)] = true
+		}
+		return nil
+	}
+	s.gone[inodeOf(st)] = r.all
 	if len(data) >= minCopy && st.Size <= maxLooked {
-		s.copies[sha256.Sum256(whole)] = "a copy of what was removed: " + r.why
+		s.copies[sha256.Sum256(whole)] = "a copy of what was removed: " + r.all
 		s.sizes[st.Size] = true
 	}
 	return nil
@@ -110,16 +113,14 @@ func (s *scrubber) lookAt(r rule, c *contents, st *unix.Stat_t) error {
 
 // drops decides by name, and by what the first walk found.
 func (s *scrubber) drops(name string, st *unix.Stat_t) bool {
-	why := ""
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+	why, dir := "", st.Mode&unix.S_IFMT == unix.S_IFDIR
+	if !dir {
 		why = s.gone[inodeOf(st)]
 	}
 	if why == "" {
-		r := s.rule(name)
-		if r.why == "" || r.ifToken {
+		if why = s.rule(name, dir).name; why == "" {
 			return false
 		}
-		why = r.why
 	}
 	s.removed(name, why, st)
 	return true
