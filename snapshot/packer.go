@@ -211,12 +211,14 @@ func (p *packer) add(in *erofs.Inode) visit {
 			if at.alone {
 				return nil, nil
 			}
+			p.scrub.text(full, "name", name)
 			return nil, in.Link(name, &erofs.Inode{Mode: erofs.TypeChar})
 		case !known(st.Mode):
 			return nil, nil // a socket means nothing without its process
 		case p.scrub != nil && p.scrub.drops(full, st):
 			return nil, nil
 		}
+		p.scrub.text(full, "name", name)
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 			return p.subdir(in, at, name, f, st)
 		}

@@ -90,6 +90,24 @@ func TestCredentialsInLargeFiles(t *testing.T) {
 	}
 }
 
+func TestTokensInNamesAreReported(t *testing.T) {
+	token := "ghp_" + strings.Repeat("b", 36)
+	removed, suspicious, _ := scrubbed(t, dsec.ScrubAll(), func(dir string) {
+		put(t, dir, "work/"+token, "")
+		must(t, os.Link(dir+"/work/"+token, dir+"/work/2-"+token))
+		put(t, dir, "work/d-"+token+"/f", "")
+		put(t, dir, ".cache/x/"+token, "")
+	})
+	for _, path := range []string{"/work/" + token, "/work/2-" + token, "/work/d-" + token} {
+		if suspicious[path] != "a GitHub token in its name" {
+			t.Errorf("%s: %q", path, suspicious[path])
+		}
+	}
+	if len(suspicious) != 3 || len(removed) != 2 {
+		t.Errorf("suspicious %v, removed %v", suspicious, removed)
+	}
+}
+
 // TestOnlyFilesArePublicKeys: what is in a directory is not public for its name.
 func TestOnlyFilesArePublicKeys(t *testing.T) {
 	removed, _, _ := scrubbed(t, dsec.ScrubAll(), func(dir string) {
