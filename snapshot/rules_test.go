@@ -93,12 +93,12 @@ func TestCredentialsInLargeFiles(t *testing.T) {
 func TestTokensInNamesAreReported(t *testing.T) {
 	token := "ghp_" + strings.Repeat("b", 36)
 	removed, suspicious, _ := scrubbed(t, dsec.ScrubAll(), func(dir string) {
-		put(t, dir, "work/"+token, "")
-		must(t, os.Link(dir+"/work/"+token, dir+"/work/2-"+token))
-		put(t, dir, "work/d-"+token+"/f", "")
+		put(t, dir, "src/"+token, "")
+		must(t, os.Link(dir+"/src/"+token, dir+"/src/2-"+token))
+		put(t, dir, "src/d-"+token+"/f", "")
 		put(t, dir, ".cache/x/"+token, "")
 	})
-	for _, path := range []string{"/work/" + token, "/work/2-" + token, "/work/d-" + token} {
+	for _, path := range []string{"/src/" + token, "/src/2-" + token, "/src/d-" + token} {
 		if suspicious[path] != "a GitHub token in its name" {
 			t.Errorf("%s: %q", path, suspicious[path])
 		}
