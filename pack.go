@@ -81,7 +81,7 @@ type ScrubReport struct {
 	RemovedBytes    int64     `json:"removed_bytes"`
 	Suspicious      []Finding `json:"suspicious,omitempty"`
 	SuspiciousCount int64     `json:"suspicious_count"`
-	Unread          int64     `json:"unread,omitempty"` // files too large to be compared with answers and read for tokens
+	Unread          int64     `json:"unread,omitempty"` // files not compared with all that goes, or not looked at to their end, because they are too large
 }
 
 // Of a ScrubReport.

@@ -64,13 +64,25 @@ type ratioReader struct {
 	in  *counter
 	out int64
 	max int64
+	err error // what a read said
 }
 
 func (r *ratioReader) Read(p []byte) (int, error) {
 	n, err := r.ReadCloser.Read(p)
 	r.out += int64(n)
 	if r.out > ratioSlack && r.out-ratioSlack > r.in.n*r.max {
-		return 0, fmt.Errorf("decompress: %d bytes from %d, more than %d times as many", r.out, r.in.n, r.max)
+		n, err = 0, fmt.Errorf("decompress: %d bytes from %d, more than %d times as many", r.out, r.in.n, r.max)
+	}
+	if err != nil && err != io.EOF {
+		r.err = err
 	}
 	return n, err
+}
+
+// Close does not say again what a read has said: decompressors do.
+func (r *ratioReader) Close() error {
+	if err := r.ReadCloser.Close(); r.err == nil {
+		return err
+	}
+	return nil
 }

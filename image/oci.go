@@ -138,7 +138,7 @@ func (r resolver) fromImage(ctx context.Context, m *v1.Manifest) (*opened, error
 		if total += d.Size; total > r.opts.MaxBytes {
 			return nil, fmt.Errorf("manifest: layers of more than %d bytes", r.opts.MaxBytes)
 		}
-		out.layers = append(out.layers, r.layer(d))
+		out.layers = append(out.layers, r.layer(d, diffIDs[i]))
 		out.blobs = append(out.blobs, Blob{Digest: d.Digest.String(), DiffID: diffIDs[i], Size: d.Size})
 	}
 	return out, nil
@@ -219,20 +219,6 @@ func checkDescriptor(d v1.Descriptor) error {
 		return fmt.Errorf("%s: size %d", d.Digest, d.Size)
 	}
 	return nil
-}
-
-func (r resolver) layer(d v1.Descriptor) layerSource {
-	return tarLayer{oci: true, open: func(ctx context.Context) (io.ReadCloser, error) {
-		f, err := r.store.blob(ctx, d, false)
-		if err != nil {
-			return nil, err
-		}
-		out, err := decompress(verify(f, d.Digest, d.Size), r.opts.MaxRatio)
-		if err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-		return both{out, f}, nil
-	}}
 }
 
 // read returns a whole verified blob of at most limit bytes.

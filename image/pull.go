@@ -41,7 +41,7 @@ func NewPuller() *Puller {
 // Blob is what an OCI layer is read from.
 type Blob struct {
 	Digest string `json:"digest"`            // of what is fetched
-	DiffID string `json:"diff_id,omitempty"` // of the plain tar, as the image claims
+	DiffID string `json:"diff_id,omitempty"` // of the plain tar, as the image claims; Finish compares
 	Size   int64  `json:"size"`              // of what is fetched, bytes
 }
 
@@ -276,6 +276,7 @@ type Plain struct {
 	plain  io.ReadCloser // what it is decompressed by
 	ahead  io.ReadCloser
 	hash   hash.Hash
+	want   string // digest of the plain tar; "": not known
 	cancel context.CancelFunc
 }
 
@@ -291,7 +292,7 @@ const (
 // is read to io.EOF.
 func (r *Remote) OpenPlain(ctx context.Context, b Blob, partial *os.File, fetched func(n int)) (*Plain, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	p := &Plain{hash: newHash(), cancel: cancel}
+	p := &Plain{hash: newHash(), want: b.DiffID, cancel: cancel}
 	f, err := r.Open(ctx, b, partial)
 	if err != nil {
 		cancel()
@@ -312,7 +313,8 @@ func (r *Remote) OpenPlain(ctx context.Context, b Blob, partial *os.File, fetche
 }
 
 // Finish reads what follows the end of the compressed stream, so that the whole
-// blob is verified, and returns the digest of the plain content.
+// blob is verified, and returns the digest of the plain content: Corrupt if the
+// image claims another one.
 func (p *Plain) Finish() (diffID string, err error) {
 	if _, err := io.Copy(io.Discard, p); err != nil {
 		return "", err
@@ -321,7 +323,11 @@ func (p *Plain) Finish() (diffID string, err error) {
 	if _, err := io.Copy(io.Discard, struct{ io.Reader }{p.under}); err != nil {
 		return "", err
 	}
-	return "sha256:" + hex.EncodeToString(p.hash.Sum(nil)), nil
+	diffID = "sha256:" + hex.EncodeToString(p.hash.Sum(nil))
+	if p.want != "" && diffID != p.want {
+		return "", dsec.Errorf(dsec.Corrupt, "read layer", p.want, "plain content has digest %s", diffID)
+	}
+	return diffID, nil
 }
 
 // Close ends the download.

@@ -268,6 +268,17 @@ func compress(t testing.TB, kind string, b []byte) []byte {
 	return out.Bytes()
 }
 
+// packedLayer is a layer of bytes that are a plain tar compressed.
+type packedLayer struct {
+	v1.Layer
+	plain []byte
+}
+
+func (l packedLayer) DiffID() (v1.Hash, error) {
+	h, _, err := v1.SHA256(bytes.NewReader(l.plain))
+	return h, err
+}
+
 // TestSourcesGiveOneTree converts one image from every kind of source.
 func TestSourcesGiveOneTree(t *testing.T) {
 	low, top := makeTar(t, file("a", "1"), file("b", "1")), makeTar(t, file(".wh.a", ""), file("c", "2"))
@@ -296,8 +307,8 @@ func TestSourcesGiveOneTree(t *testing.T) {
 		"layout tar":        writeFile(t, ociTar), "layout tar zst": writeFile(t, compress(t, "zstd", ociTar)),
 	}
 	for _, kind := range []string{"gzip", "zstd", "plain"} {
-		l := static.NewLayer(compress(t, kind, low), types.OCILayer)
-		l2 := static.NewLayer(compress(t, kind, top), types.OCILayerZStd) // the type lies; the content counts
+		l := packedLayer{static.NewLayer(compress(t, kind, low), types.OCILayer), low}
+		l2 := packedLayer{static.NewLayer(compress(t, kind, top), types.OCILayerZStd), top} // the type lies; the content counts
 		im, err := mutate.AppendLayers(makeImage(t), l, l2)
 		if err != nil {
 			t.Fatal(err)

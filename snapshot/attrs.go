@@ -37,9 +37,7 @@ func (p *packer) describe(n *erofs.Inode, f *os.File, st *unix.Stat_t, name stri
 		if p.attrs -= int64(len(key) + len(value)); p.attrs < 0 {
 			return bad("attributes of more than %d bytes in all", int64(maxAttrs))
 		}
-		if p.scrub != nil {
-			p.scrub.text(strings.TrimPrefix(name, "/"), "attribute "+key, string(value))
-		}
+		p.scrub.text(strings.TrimPrefix(name, "/"), "attribute "+key, string(value))
 		if err := n.SetXattr(key, value); err != nil {
 			return bad("%w", err)
 		}

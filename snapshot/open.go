@@ -86,8 +86,9 @@ func stat(f *os.File) (*unix.Stat_t, error) {
 type contents struct {
 	f     *os.File
 	size  int64
-	short int64 // where it ended when it was found shorter, plus one; 0: it was not
-	seen  func(b []byte, off int64)
+	short int64               // where it ended when it was found shorter, plus one; 0: it was not
+	spend func(n int64) error // asked before n bytes are read
+	seen  func(b []byte, off int64) error
 }
 
 // end is where the file ended.
@@ -100,6 +101,9 @@ func (c *contents) end() int64 {
 
 func (c *contents) ReadAt(b []byte, off int64) (int, error) {
 	want := b[:max(0, min(int64(len(b)), c.size-off))]
+	if err := c.spend(int64(len(want))); err != nil {
+		return 0, err
+	}
 	n, err := c.f.ReadAt(want, off)
 	if err == io.EOF && n < len(want) {
 		if end := off + int64(n); c.short == 0 || end < c.short-1 {
@@ -112,7 +116,9 @@ func (c *contents) ReadAt(b []byte, off int64) (int, error) {
 		err = io.EOF
 	}
 	if c.seen != nil && n > 0 {
-		c.seen(want[:n], off)
+		if err := c.seen(want[:n], off); err != nil {
+			return 0, err
+		}
 	}
 	return n, err
 }
@@ -121,6 +127,9 @@ func (c *contents) ReadAt(b []byte, off int64) (int, error) {
 func (c *contents) NextData(off int64) (start, end int64, err error) {
 	if off >= c.size {
 		return off, off, nil
+	}
+	if err := c.spend(0); err != nil { // a file of many pieces is many of these
+		return 0, 0, err
 	}
 	start, err = unix.Seek(int(c.f.Fd()), off, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {
@@ -133,4 +142,32 @@ func (c *contents) NextData(off int64) (start, end int64, err error) {
 		end = c.size
 	}
 	return min(start, c.size), min(end, c.size), nil
+}
+
+// head reads the beginning of a file, up to maxLooked bytes of it: whole as it
+// is, data without its holes, with a zero byte for each.
+func (c *contents) head() (data, whole []byte, err error) {
+	size := min(c.size, maxLooked)
+	end := int64(0) // of what is in data
+	for off := int64(0); off < size; {
+		start, stop, err := c.NextData(off)
+		if err != nil {
+			return nil, nil, err
+		}
+		if start = max(start, off); start >= min(stop, size) {
+			break
+		}
+		if whole == nil {
+			whole = make([]byte, size)
+		}
+		off = min(stop, size)
+		if _, err := c.ReadAt(whole[start:off], start); err != nil && err != io.EOF {
+			return nil, nil, err
+		}
+		if start > end {
+			data = append(data, 0)
+		}
+		data, end = append(data, whole[start:off]...), off
+	}
+	return data, whole, nil
 }

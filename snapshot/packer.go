@@ -43,7 +43,7 @@ type packer struct {
 	links map[inode]*erofs.Inode // with several names
 	left  int64                  // names that may still come
 	attrs int64                  // bytes of attributes that may still come
-	held  int64                  // bytes that the files read so far take on the disk
+	cost
 }
 
 func (p *packer) close() {
@@ -59,8 +59,9 @@ func (p *packer) read() (*erofs.Inode, error) {
 		if err := p.scrub.look(p); err != nil {
 			return nil, err
 		}
-		p.left = p.opts.MaxEntries
+		p.left, p.held, p.work = p.opts.MaxEntries, 0, 0
 	}
+	p.first = p.data.Blocks()
 	st, err := stat(p.upper)
 	if err != nil {
 		return nil, err
@@ -71,46 +72,6 @@ func (p *packer) read() (*erofs.Inode, error) {
 	}
 	return root, p.walk(place{in: root}, func(at place) visit { return p.add(at.in) })
 }
-
-// early is a file that was copied before the moment that counts.
-type early struct {
-	ctime unix.Timespec
-	size  int64
-	runs  []erofs.Run
-}
-
-// readAhead copies the files of the upper. One that cannot be read now will be
-// then.
-func (p *packer) readAhead() error {
-	return p.walk(place{}, func(place) visit {
-		return func(at place, name string, f *opened, st *unix.Stat_t) (*place, error) {
-			switch st.Mode & unix.S_IFMT {
-			case unix.S_IFDIR:
-				return at.sub(name, false, overlaid{}), nil
-			case unix.S_IFREG:
-			default:
-				return nil, nil
-			}
-			if _, twice := p.ahead[inodeOf(st)]; twice || st.Size == 0 || st.Size > maxFile || !p.settled(st) {
-				return nil, nil
-			}
-			before, c := p.data.Blocks(), &contents{f: f.File, size: st.Size}
-			runs, err := p.data.AppendSparse(c, st.Size)
-			if err != nil || c.short > 0 {
-				return nil, errors.Join(err, p.data.Rewind(before))
-			}
-			p.held += max(st.Blocks*512, min(st.Size, 64<<10))
-			if p.scattered() {
-				return nil, p.data.Rewind(before)
-			}
-			p.ahead[inodeOf(st)] = early{st.Ctim, st.Size, runs}
-			return nil, nil
-		}
-	})
-}
-
-// settled: nothing was written to the file since reading ahead began.
-func (p *packer) settled(st *unix.Stat_t) bool { return time.Unix(st.Ctim.Unix()).Before(p.since) }
 
 // place is a directory on its way into the layer.
 type place struct {
@@ -250,12 +211,15 @@ func (p *packer) add(in *erofs.Inode) visit {
 			if at.alone {
 				return nil, nil
 			}
+			p.scrub.text(full, "name", name)
 			return nil, in.Link(name, &erofs.Inode{Mode: erofs.TypeChar})
 		case !known(st.Mode):
 			return nil, nil // a socket means nothing without its process
 		case p.scrub != nil && p.scrub.drops(full, st):
 			return nil, nil
-		case st.Mode&unix.S_IFMT == unix.S_IFDIR:
+		}
+		p.scrub.text(full, "name", name)
+		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 			return p.subdir(in, at, name, f, st)
 		}
 		return nil, p.file(in, name, full, f, st)
@@ -350,117 +314,6 @@ func known(mode uint32) bool {
 		return true
 	}
 	return false
-}
-
-// content reads what the type of a file says about it. keep is false if it
-// turns out to be one that the scrub removes.
-func (p *packer) content(n *erofs.Inode, f *os.File, st *unix.Stat_t, name string) (keep bool, err error) {
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFCHR, unix.S_IFBLK:
-		n.Rdev = erofs.Rdev(unix.Major(st.Rdev), unix.Minor(st.Rdev))
-	case unix.S_IFLNK:
-		buf := make([]byte, erofs.MaxTarget+1)
-		k, err := unix.Readlinkat(int(f.Fd()), "", buf)
-		if err != nil {
-			return false, fmt.Errorf("/%s: %w", name, err)
-		}
-		n.Target = string(buf[:k])
-		if p.scrub != nil {
-			p.scrub.text(name, "target", n.Target)
-		}
-	case unix.S_IFREG:
-		return p.regular(n, f, st, name)
-	}
-	return true, nil
-}
-
-// regular copies a file into the data file.
-func (p *packer) regular(n *erofs.Inode, f *os.File, st *unix.Stat_t, name string) (keep bool, err error) {
-	if st.Size > maxFile {
-		return false, bad("/%s: %d bytes, at most %d", name, st.Size, int64(maxFile))
-	}
-	p.held += max(st.Blocks*512, min(st.Size, 64<<10))
-	if e, ok := p.ahead[inodeOf(st)]; ok && e.ctime == st.Ctim && e.size == st.Size && p.settled(st) {
-		n.Size, n.Runs = st.Size, e.runs
-		return true, nil
-	}
-	before := p.data.Blocks()
-	w, copied := p.fromLive(n, st, name)
-	if !copied {
-		if p.data.Blocks() != before {
-			if err := p.data.Rewind(before); err != nil {
-				return false, err
-			}
-		}
-		c := &contents{f: f, size: st.Size}
-		w = p.scrub.watch(c, st, name)
-		if n.Runs, err = p.data.AppendSparse(c, st.Size); err != nil {
-			return false, fmt.Errorf("/%s: %w", name, err)
-		}
-		n.Size = min(st.Size, c.end())
-		n.Runs = cut(n.Runs, n.Size)
-	}
-	if w != nil {
-		gone, err := w.verdict(n.Size)
-		if err != nil {
-			return false, fmt.Errorf("/%s: %w", name, err)
-		}
-		if gone {
-			return false, p.data.Rewind(before)
-		}
-	}
-	if p.ahead == nil && p.scattered() {
-		return false, bad("/%s: data scattered so widely that the layer would take %d bytes and more", name, int64(p.data.Blocks())*erofs.BlockSize)
-	}
-	return true, nil
-}
-
-// fromLive copies a file from where the disk goes on, if it is there what it is
-// in the copy. All that writes to a file, be it through a mapping, gives it
-// another time; at the moment of the copy every page was clean.
-func (p *packer) fromLive(n *erofs.Inode, st *unix.Stat_t, name string) (w *watched, copied bool) {
-	if p.live == nil || st.Size == 0 || !p.settled(st) {
-		return nil, false
-	}
-	f, now, err := openEntry(p.live, path.Base(name))
-	if err != nil {
-		return nil, false
-	}
-	defer f.Close()
-	same := func(now *unix.Stat_t) bool {
-		return now.Ino == st.Ino && now.Mode == st.Mode && now.Size == st.Size && now.Ctim == st.Ctim
-	}
-	if !same(now) {
-		return nil, false
-	}
-	c := &contents{f: f, size: st.Size}
-	w = p.scrub.watch(c, st, name)
-	if n.Runs, err = p.data.AppendSparse(c, st.Size); err != nil || c.short > 0 {
-		return nil, false
-	}
-	if now, err = stat(f); err != nil || !same(now) {
-		return nil, false
-	}
-	n.Size = st.Size
-	return w, true
-}
-
-// scattered: the holes of a large file are kept in large units; one made of
-// nothing but small pieces far apart must not fill the disk of who packs it.
-func (p *packer) scattered() bool { return int64(p.data.Blocks())*erofs.BlockSize > 8*p.held+1<<30 }
-
-// cut ends the runs of a file that became shorter while it was read.
-func cut(runs []erofs.Run, size int64) []erofs.Run {
-	for len(runs) > 0 {
-		last := &runs[len(runs)-1]
-		if last.Off < size {
-			most := uint32((size - last.Off + erofs.BlockSize - 1) / erofs.BlockSize)
-			last.Count = min(last.Count, most)
-			return runs
-		}
-		runs = runs[:len(runs)-1]
-	}
-	return runs
 }
 
 // isOverlays reports whether an attribute is overlayfs' own.

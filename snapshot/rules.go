@@ -5,13 +5,33 @@ import (
 	"strings"
 )
 
-// rule is why a name goes.
+// rule is what goes of a path, and why. "" is that it stays.
 type rule struct {
-	why string // "": it stays
-	// nameOnly: what is in it may live on under other names. Package managers
-	// link from their caches into what they install.
-	nameOnly bool
-	ifToken  bool // only if there is a credential in it
+	name string // this name of it, and all in it
+	// all: it under every name, and every copy. Where only the name goes, what is in
+	// it may live on: package managers link from their caches into what they install.
+	all     string
+	ifToken bool // all goes only if there is a credential in it
+}
+
+// and is both rules: what one of them takes goes.
+func (r rule) and(o rule) rule {
+	if r.name == "" {
+		r.name = o.name
+	}
+	if r.all == "" || r.ifToken && o.all != "" && !o.ifToken {
+		r.all, r.ifToken = o.all, o.ifToken
+	}
+	return r
+}
+
+// inherited is the rule for what is in a directory. Whether a credential is in it
+// is asked of files only.
+func (r rule) inherited() *rule {
+	if r.ifToken {
+		r.all, r.ifToken = "", false
+	}
+	return &r
 }
 
 // Names of files, in any directory, that keep what somebody typed.
@@ -81,26 +101,35 @@ var packageLogs = endsOf(`var/log/apt/* var/log/dpkg.log* var/log/alternatives.l
 	var/log/zypper.log* var/log/pacman.log var/log/apk.log var/log/anaconda var/log/bootstrap.log var/lib/dpkg/*-old var/cache/debconf/*-old
 	npm-debug.log* yarn-error.log yarn-debug.log* .npm/_logs .pip/pip.log .conda/environments.txt`)
 
-// rule says whether a path goes by its name.
-func (s *scrubber) rule(name string) rule {
+// rule says what goes of a path by its name: all rules count, the first that
+// takes it tells why.
+func (s *scrubber) rule(name string, dir bool) (r rule) {
+	whole := func(why string) { r = r.and(rule{name: why, all: why}) }
 	for i, g := range s.globs {
 		if g.Match(name) {
-			return rule{why: "matches " + s.rules.Patterns[i]}
+			whole("matches " + s.rules.Patterns[i])
+			break
 		}
 	}
-	switch {
-	case s.rules.Histories && histories[path.Base(name)]:
-		return rule{why: "history"}
-	case s.rules.Credentials && matchEnds(credentials, name) && !strings.HasSuffix(name, ".pub"):
-		return rule{why: "credentials"}
-	case s.rules.Credentials && matchEnds(perhaps, name):
-		return rule{why: "a credential in it", ifToken: true}
-	case s.rules.Caches && matchEnds(cached, name):
-		return rule{why: "cache", nameOnly: true}
-	case s.rules.Logs && matchEnds(packageLogs, name):
-		return rule{why: "log of a package manager", nameOnly: true}
+	if s.rules.Histories && histories[path.Base(name)] {
+		whole("history")
 	}
-	return rule{}
+	if s.rules.Credentials {
+		public := !dir && strings.HasSuffix(name, ".pub")
+		if matchEnds(credentials, name) && !public {
+			whole("credentials")
+		}
+		if matchEnds(perhaps, name) {
+			r = r.and(rule{all: "a credential in it", ifToken: true})
+		}
+	}
+	if s.rules.Caches && matchEnds(cached, name) {
+		r = r.and(rule{name: "cache"})
+	}
+	if s.rules.Logs && matchEnds(packageLogs, name) {
+		r = r.and(rule{name: "log of a package manager"})
+	}
+	return r
 }
 
 // largeFile is what is worth a look where nothing large is expected.

@@ -20,7 +20,9 @@
 // is opened, no FIFO is waited for, at most a few descriptors are open at a
 // time, memory is taken for each name and attribute and never for contents,
 // and each of them is bounded. A file that grows while it is read is cut at the
-// size it had, one that shrinks ends where it ended.
+// size it had, one that shrinks ends where it ended. Holes are neither read nor
+// hashed without need; what is read, hashed and written altogether is bounded by
+// what the disk holds, and every read looks at the context.
 //
 // # Scrubbing
 //
@@ -73,11 +75,16 @@ type Source struct {
 type Options struct {
 	Scrub      dsec.Scrub
 	MaxEntries int64 // names; 0: DefaultEntries
+	MaxBytes   int64 // read of files; 0: DefaultBytes
 }
 
 // DefaultEntries is the most names of a disk that is packed. Each takes some
 // 300 bytes of memory meanwhile.
 const DefaultEntries = 4 << 20
+
+// DefaultBytes is the most that is read of the files of a disk. It bounds what a
+// disk costs on which many files share their bytes.
+const DefaultBytes = 1 << 40
 
 // maxAttrs bounds the attributes of all files together, in bytes.
 const maxAttrs = 256 << 20
@@ -123,6 +130,9 @@ type Packing struct {
 func NewPacking(into image.Files, o Options) *Packing {
 	if o.MaxEntries == 0 {
 		o.MaxEntries = DefaultEntries
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = DefaultBytes
 	}
 	return &Packing{into: into, opts: o, data: erofs.NewData(into.Data)}
 }

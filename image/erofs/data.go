@@ -48,39 +48,8 @@ func holeUnit(size int64) int64 {
 func (d *Data) Append(r io.Reader, size int64) (runs []Run, err error) {
 	unit := holeUnit(size)
 	for off := int64(0); off < size; off += unit {
-		if runs, err = d.appendUnit(runs, r, off, min(unit, size-off)); err != nil {
+		if runs, err = d.appendUnit(runs, off, func() (bool, error) { return d.unit(r, min(unit, size-off)) }); err != nil {
 			return nil, err
-		}
-	}
-	return runs, nil
-}
-
-// Sparse is a file whose holes are known.
-type Sparse interface {
-	io.ReaderAt
-	// NextData returns the first range from off on that is no hole; an empty
-	// one where nothing is left.
-	NextData(off int64) (start, end int64, err error)
-}
-
-// AppendSparse copies the first size bytes of f. It reads no unit that lies in
-// a hole as a whole, so that a file that is nearly all hole costs what it holds.
-func (d *Data) AppendSparse(f Sparse, size int64) (runs []Run, err error) {
-	unit := holeUnit(size)
-	for off := int64(0); off < size; {
-		start, end, err := f.NextData(off)
-		if err != nil {
-			return nil, err
-		}
-		if start >= size || start >= end {
-			break
-		}
-		// From the unit in which the data begins to the one in which it ends.
-		for off = max(off, start/unit*unit); off < min(end, size); off += unit {
-			n := min(unit, size-off)
-			if runs, err = d.appendUnit(runs, io.NewSectionReader(f, off, n), off, n); err != nil {
-				return nil, err
-			}
 		}
 	}
 	return runs, nil
@@ -132,10 +101,10 @@ func (d *Data) copyRange(r io.ReaderAt, off, end int64) error {
 	return nil
 }
 
-// appendUnit copies the n bytes at off of a file, if they are not all zero.
-func (d *Data) appendUnit(runs []Run, r io.Reader, off, n int64) ([]Run, error) {
+// appendUnit appends what copies the unit at off of a file, if it wrote anything.
+func (d *Data) appendUnit(runs []Run, off int64, unit func() (wrote bool, err error)) ([]Run, error) {
 	block := d.Blocks()
-	wrote, err := d.unit(r, n)
+	wrote, err := unit()
 	if err != nil || !wrote {
 		return runs, err
 	}
@@ -153,7 +122,7 @@ func (d *Data) appendUnit(runs []Run, r io.Reader, off, n int64) ([]Run, error) 
 // unit copies n bytes and pads them to a block, or writes nothing if all are
 // zero.
 func (d *Data) unit(r io.Reader, n int64) (wrote bool, err error) {
-	var held int64 // zero bytes read and not yet written
+	u := written{d: d}
 	for left := n; left > 0; {
 		b := d.buf[:min(left, int64(len(d.buf)))]
 		if _, err := io.ReadFull(r, b); err != nil {
@@ -163,27 +132,46 @@ func (d *Data) unit(r io.Reader, n int64) (wrote bool, err error) {
 			return false, err
 		}
 		left -= int64(len(b))
-		if bytes.Equal(b, zeros[:len(b)]) {
-			held += int64(len(b))
-			continue
-		}
-		d.pos += held // a hole of the data file itself
-		held = 0
-		wrote = true
-		if pad := roundUp(len(b), BlockSize); pad > len(b) {
-			clear(d.buf[len(b):pad])
-			b = d.buf[:pad]
-		}
-		if _, err := d.w.WriteAt(b, d.pos); err != nil {
+		if err := u.put(b); err != nil {
 			return false, err
 		}
-		d.pos += int64(len(b))
 	}
-	if wrote && held > 0 {
-		d.pos += roundUp(held, BlockSize)
-		err = d.w.Truncate(d.pos)
+	return u.end()
+}
+
+// written is a unit on its way.
+type written struct {
+	d    *Data
+	held int64 // zero bytes not yet written
+	some bool
+}
+
+// put appends a part of the unit that is in the buffer of the Data.
+func (u *written) put(b []byte) error {
+	d := u.d
+	if bytes.Equal(b, zeros[:len(b)]) {
+		u.held += int64(len(b))
+		return nil
 	}
-	return wrote, err
+	d.pos += u.held // a hole of the data file itself
+	u.held, u.some = 0, true
+	if pad := roundUp(len(b), BlockSize); pad > len(b) {
+		clear(d.buf[len(b):pad])
+		b = d.buf[:pad]
+	}
+	if _, err := d.w.WriteAt(b, d.pos); err != nil {
+		return err
+	}
+	d.pos += int64(len(b))
+	return nil
+}
+
+func (u *written) end() (wrote bool, err error) {
+	if u.some && u.held > 0 {
+		u.d.pos += roundUp(u.held, BlockSize)
+		err = u.d.w.Truncate(u.d.pos)
+	}
+	return u.some, err
 }
 
 // Compact moves what the tree refers to in the data file together, in its

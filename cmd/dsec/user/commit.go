@@ -136,7 +136,7 @@ func describePacked(w io.Writer, p dsec.Packed) error {
 		return err
 	}
 	if r.Unread > 0 {
-		if _, err := fmt.Fprintf(w, "\nnot compared with the answers, because they are too large: %d files\n", r.Unread); err != nil {
+		if _, err := fmt.Fprintf(w, "\nnot compared with the answers, or not read to their end for credentials, because they are too large: %d files\n", r.Unread); err != nil {
 			return err
 		}
 	}
