@@ -19,7 +19,8 @@ import (
 type Plan struct {
 	Prefixes []Prefix       `json:"prefixes"` // sorted; of those that have an address the longest decides
 	Names    []Name         `json:"names,omitempty"`
-	Closed   []netip.Prefix `json:"closed"` // where no name may lead
+	Closed   []netip.Prefix `json:"closed"`         // where no name may lead
+	Free     bool           `json:"free,omitempty"` // every name may be asked for, as by the mode open
 }
 
 // Prefix says what is open of a range of addresses; nothing: it is closed.
@@ -77,6 +78,7 @@ func Compile(mode dsec.NetworkMode, rules []dsec.NetworkRule, g Ground) (Plan, e
 	switch mode {
 	case "", dsec.NetworkNone:
 	case dsec.NetworkOpen:
+		p.Free = true
 		open = append(open, opening{Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), []Ports{everything}}, nowhere})
 		for _, a := range g.Allow {
 			open = append(open, opening{Prefix{a, []Ports{everything}}, a.Bits()})

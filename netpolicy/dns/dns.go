@@ -40,6 +40,9 @@ type Asker interface {
 	// Opens is what is open of the addresses of a name; nothing: it may not be
 	// asked for.
 	Opens(name string) []netpolicy.Ports
+	// Free says that every name may be asked for: questions and answers are passed
+	// on as they are.
+	Free() bool
 	// MayLeadTo says whether a name may have an address.
 	MayLeadTo(a netip.Addr) bool
 	// Pin opens addresses for a name that has them, as it is asked for now.
@@ -275,6 +278,9 @@ func (s *Server) answer(from netip.Addr, b []byte, tcp bool) []byte {
 	if !known || !ok {
 		return nil
 	}
+	if rcode == dnsmessage.RCodeSuccess && asker.Free() {
+		return s.pass(q, b, tcp)
+	}
 	var addrs []netip.Addr
 	var ttl time.Duration
 	if rcode == dnsmessage.RCodeSuccess {
@@ -285,6 +291,26 @@ func (s *Server) answer(from netip.Addr, b []byte, tcp bool) []byte {
 		limit = 1<<16 - 1
 	}
 	return q.reply(rcode, addrs, ttl, limit)
+}
+
+// pass gives a question to upstream as it is, and what upstream says back.
+func (s *Server) pass(q query, b []byte, tcp bool) []byte {
+	network := "udp"
+	if tcp {
+		network = "tcp"
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, within)
+	defer cancel()
+	for _, server := range s.c.Upstream {
+		one, stop := context.WithTimeout(ctx, perServer)
+		_, raw, err := s.exchange(one, network, server, b, q.header.ID)
+		stop()
+		if err == nil {
+			return raw
+		}
+		s.c.Log.Warn("question of a sandbox not passed on", "server", server, "err", err)
+	}
+	return q.reply(dnsmessage.RCodeServerFailure, nil, 0, maxUDP)
 }
 
 // resolve asks upstream what a name that may be asked for is, and pins it.

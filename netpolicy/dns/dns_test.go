@@ -106,6 +106,13 @@ type asker struct {
 	pinned map[string][]netip.Addr
 	ttl    time.Duration
 	fail   error
+	free   bool
+}
+
+func (a *asker) Free() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.free
 }
 
 func (a *asker) Pin(name string, addrs []netip.Addr, ttl time.Duration) error {
@@ -295,7 +302,9 @@ func TestNothingIsHandedOutThatIsNotPinned(t *testing.T) {
 		}
 		m.Answers = append(m.Answers, a(q.Name.String(), "192.0.2.7", 60))
 	})
+	l.ask.mu.Lock()
 	l.ask.fail = errors.New("no room")
+	l.ask.mu.Unlock()
 	for _, name := range []string{"good.example", "broken.example"} {
 		q, err := question(9, name)
 		if err != nil {
@@ -341,6 +350,28 @@ func TestForgedAnswersCountForNothing(t *testing.T) {
 	})
 	if got, err := l.resolver("udp").LookupHost(t.Context(), "good.example."); err == nil {
 		t.Errorf("a circle of names: %v", got)
+	}
+}
+
+// TestWhoMayReachEverythingAsksEverything: questions are passed on as they are, and
+// nothing is pinned.
+func TestWhoMayReachEverythingAsksEverything(t *testing.T) {
+	l := newLab(t)
+	l.ask.mu.Lock()
+	l.ask.free = true
+	l.ask.mu.Unlock()
+	l.up.says(func(q dnsmessage.Question, network string, m *dnsmessage.Message) {
+		if q.Type == dnsmessage.TypeTXT {
+			m.Answers = append(m.Answers, dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET, TTL: 9}, Body: &dnsmessage.TXTResource{TXT: []string{network}}})
+		}
+	})
+	for _, network := range []string{"udp", "tcp"} {
+		if got, err := l.resolver(network).LookupTXT(t.Context(), "any.example."); err != nil || !slices.Equal(got, []string{network}) {
+			t.Errorf("by %s: %v, %v", network, got, err)
+		}
+	}
+	if len(l.ask.pinned) > 0 {
+		t.Errorf("pinned %v", l.ask.pinned)
 	}
 }
 

@@ -56,14 +56,14 @@ func (s *Server) ask(ctx context.Context, server netip.AddrPort, name string) (f
 	if err != nil {
 		return f, err
 	}
-	b, err := s.exchange(ctx, "udp", server, q, id)
-	if err == nil && b.Truncated {
-		b, err = s.exchange(ctx, "tcp", server, q, id)
+	m, _, err := s.exchange(ctx, "udp", server, q, id)
+	if err == nil && m.Truncated {
+		m, _, err = s.exchange(ctx, "tcp", server, q, id)
 	}
 	if err != nil {
 		return f, err
 	}
-	return read(b, name)
+	return read(m, name)
 }
 
 func question(id uint16, name string) ([]byte, error) {
@@ -85,10 +85,10 @@ func question(id uint16, name string) ([]byte, error) {
 
 // exchange sends a question and waits for its answer; what is another's is not
 // looked at. Each question has a socket of its own, with a port of the kernel's choice.
-func (s *Server) exchange(ctx context.Context, network string, server netip.AddrPort, q []byte, id uint16) (m dnsmessage.Message, err error) {
+func (s *Server) exchange(ctx context.Context, network string, server netip.AddrPort, q []byte, id uint16) (m dnsmessage.Message, raw []byte, err error) {
 	var c net.Conn
 	if err := s.c.Node(func() (err error) { c, err = (&net.Dialer{}).DialContext(ctx, network, server.String()); return err }); err != nil {
-		return m, err
+		return m, nil, err
 	}
 	defer func() { _ = c.Close() }()
 	if end, ok := ctx.Deadline(); ok {
@@ -98,25 +98,24 @@ func (s *Server) exchange(ctx context.Context, network string, server netip.Addr
 	defer stop()
 	if network == "tcp" {
 		if err := writeTCP(c, q); err != nil {
-			return m, err
+			return m, nil, err
 		}
-		b, err := readTCP(c)
-		if err != nil {
-			return m, err
+		if raw, err = readTCP(c); err != nil {
+			return m, nil, err
 		}
-		return m, isAnswer(&m, b, q, id)
+		return m, raw, isAnswer(&m, raw, q, id)
 	}
 	if _, err := c.Write(q); err != nil {
-		return m, err
+		return m, nil, err
 	}
 	buf := make([]byte, 1<<16)
 	for {
 		n, err := c.Read(buf)
 		if err != nil {
-			return m, err
+			return m, nil, err
 		}
 		if isAnswer(&m, buf[:n], q, id) == nil {
-			return m, nil
+			return m, buf[:n], nil
 		}
 	}
 }

@@ -49,6 +49,13 @@ func (e *end) Opens(name string) []netpolicy.Ports {
 	return e.plan.Opens(name)
 }
 
+// Free says whether every name may be asked for.
+func (e *end) Free() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.plan.Free
+}
+
 // MayLeadTo says whether a name may have an address.
 func (e *end) MayLeadTo(a netip.Addr) bool {
 	e.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,13 +30,17 @@ func (n *Network) compile(p dsec.NetworkPolicy) (netpolicy.Plan, error) {
 	return netpolicy.Compile(p.Mode, p.Allow, g)
 }
 
-// servers are the name servers of a mode: of an allow-list our own.
+// servers are the name servers of a mode: of an allow-list our own, which is also
+// there, last, for the day on which an open one becomes an allow-list.
 func (n *Network) servers(m dsec.NetworkMode) []netip.Addr {
 	if m == dsec.NetworkAllow {
 		return []netip.Addr{n.Gateway()}
 	}
-	return n.c.DNS
+	return append(slices.Clone(n.c.DNS[:min(len(n.c.DNS), maxServers-1)]), n.Gateway())
 }
+
+// maxServers is how many programs look at.
+const maxServers = 3
 
 // gate begins to judge what comes from a new link.
 func (n *Network) gate(e *end) error {
@@ -60,6 +65,7 @@ func (n *Network) gate(e *end) error {
 // Asker is the sandbox that has an address.
 func (n *Network) Asker(a netip.Addr) (e interface {
 	Opens(name string) []netpolicy.Ports
+	Free() bool
 	MayLeadTo(a netip.Addr) bool
 	Pin(name string, addrs []netip.Addr, ttl time.Duration) error
 }, ok bool) {
@@ -88,7 +94,12 @@ func (n *Network) ListenDNS() (udp net.PacketConn, tcp net.Listener, err error) 
 }
 
 // InNode runs f where the outside is reached.
-func (n *Network) InNode(f func() error) error { return inNamespace(n.node, f) }
+func (n *Network) InNode(f func() error) error {
+	if n.c.Node == nil { // here
+		return f()
+	}
+	return inNamespace(n.node, f)
+}
 
 // Servers are the node's name servers.
 func (n *Network) Servers() []netip.Addr { return n.c.DNS }

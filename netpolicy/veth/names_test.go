@@ -163,6 +163,14 @@ func TestNamesOpenWhatTheyLeadTo(t *testing.T) {
 		t.Errorf("a connection of a name that is closed: %v", err)
 	}
 	try("when the rule is gone", ns, "80", false)
+	// From one mode to the other and back, by the name server it was given.
+	change(t, n, "a", dsec.NetworkPolicy{Mode: dsec.NetworkOpen}, ns)
+	if got, err := lookUp(t, n, ns, "udp", "other.example."); err != nil || !slices.Equal(got, []string{public}) {
+		t.Errorf("when it is open: %v, %v", got, err)
+	}
+	try("when it is open", ns, "8080", true)
+	change(t, n, "a", allow(dsec.NetworkRule{Domain: "x.example"}), ns)
+	try("when it is not any more", ns, "8080", false)
 	if got, err := lookUp(t, n, ns, "udp", "good.example."); err == nil {
 		t.Errorf("when the rule is gone: %v", got)
 	}

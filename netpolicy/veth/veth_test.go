@@ -272,7 +272,7 @@ func TestOpenReachesThePublicInternetBehindTheNode(t *testing.T) {
 	if said, err := dial(ns, "tcp4", resolver+":80"); err == nil {
 		t.Errorf("another port of the name server answers %q", said)
 	}
-	if string(lease.ResolvConf()) != "nameserver "+resolver+"\noptions timeout:2 attempts:2\n" {
+	if string(lease.ResolvConf()) != "nameserver "+resolver+"\nnameserver "+n.Gateway().String()+"\noptions timeout:2 attempts:2\n" {
 		t.Errorf("resolv.conf is %q", lease.ResolvConf())
 	}
 	if h := string(lease.Hosts("box")); !strings.Contains(h, lease.Address.String()+"\tbox\n") {

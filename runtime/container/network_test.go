@@ -61,13 +61,13 @@ func TestOpenNetworkHasAnAddressAndItsFiles(t *testing.T) {
 	script := "ip -4 addr show eth0 | sed -n 's/.*inet \\([0-9.]*\\).*/\\1/p'; grep $(hostname) /etc/hosts | cut -f1; grep nameserver /etc/resolv.conf; ip route | grep -c default"
 	o := w.sh(t, id, script)
 	f := strings.Fields(o.stdout)
-	if len(f) != 5 || f[0] != f[1] || f[3] != "9.9.9.9" || f[4] != "1" {
+	if len(f) != 7 || f[0] != f[1] || f[3] != "9.9.9.9" || f[5] != n.Gateway().String() || f[6] != "1" {
 		t.Errorf("%q %s", o.stdout, o.stderr)
 	}
 	must(t, w.r.Stop(t.Context(), id, 0))
 	_, err = w.r.Start(t.Context(), id)
 	must(t, err)
-	if g := strings.Fields(w.sh(t, id, script).stdout); len(g) != 5 || g[0] != g[1] {
+	if g := strings.Fields(w.sh(t, id, script).stdout); len(g) != 7 || g[0] != g[1] {
 		t.Errorf("after a restart: %q", g)
 	}
 	must(t, w.r.Destroy(t.Context(), id))
