@@ -101,12 +101,3 @@ func keptMap(ctx context.Context, k Keeper, name string) (*ebpf.Map, error) {
 	}
 	return ebpf.NewMapFromFD(fd)
 }
-
-// Drop has a keeper forget the gate of that name.
-func Drop(ctx context.Context, k Keeper, gate string) error {
-	var errs []error
-	for name := range specs() {
-		errs = append(errs, k.Drop(ctx, keptName(gate, name)))
-	}
-	return errors.Join(errs...)
-}
