@@ -7,17 +7,18 @@ type EventType string
 
 // The event types of this version.
 const (
-	EventState         EventType = "state"          // From and To are set
-	EventExecStarted   EventType = "exec_started"   // Exec is set
-	EventExecExited    EventType = "exec_exited"    // Exec is set; Detail is the status, Fields have exit_code, signal, wall, oom
-	EventOOM           EventType = "oom"            // a process was killed by the memory limit
-	EventExpiryWarning EventType = "expiry_warning" // Detail: which lifetime, when
-	EventFiles         EventType = "files"          // a file was written or removed through the API
-	EventAdopted       EventType = "adopted"        // the agent restarted and found the sandbox alive
-	EventLayerError    EventType = "layer_error"    // a read of one of its layers is EIO for somebody: it is blamed on infra_image, see Blame; Detail says why, Fields have layer and class
-	EventNetwork       EventType = "network"        // another network policy is in force; Detail is its mode, Fields have generation
-	EventDiskError     EventType = "disk_error"     // the file system that its disk lies in failed: it is blamed on infra_disk; Detail says why
-	EventNote          EventType = "note"           // anything else worth a line
+	EventState         EventType = "state"           // From and To are set
+	EventExecStarted   EventType = "exec_started"    // Exec is set
+	EventExecExited    EventType = "exec_exited"     // Exec is set; Detail is the status, Fields have exit_code, signal, wall, oom
+	EventOOM           EventType = "oom"             // a process was killed by the memory limit
+	EventExpiryWarning EventType = "expiry_warning"  // Detail: which lifetime, when
+	EventFiles         EventType = "files"           // a file was written or removed through the API
+	EventAdopted       EventType = "adopted"         // the agent restarted and found the sandbox alive
+	EventLayerError    EventType = "layer_error"     // a read of one of its layers is EIO for somebody: it is blamed on infra_image, see Blame; Detail says why, Fields have layer and class
+	EventNetwork       EventType = "network"         // another network policy is in force; Detail is its mode, Fields have generation
+	EventDiskError     EventType = "disk_error"      // the file system that its disk lies in failed: it is blamed on infra_disk; Detail says why
+	EventRefused       EventType = "network_refused" // its policy refused a packet, one a second is told; Detail is like "tcp 203.0.113.7:443", Fields have generation and refused, packets so far
+	EventNote          EventType = "note"            // anything else worth a line
 )
 
 // Event is one thing that happened to one sandbox. Seq counts from 1 for each

@@ -2,6 +2,7 @@ package netpolicy
 
 import (
 	"net/netip"
+	"strconv"
 	"time"
 )
 
@@ -12,6 +13,27 @@ const (
 	MarkRefused = 0x64730002 // none does
 	MarkRouter  = 0x64730003 // who forwards has made it, to say so
 )
+
+// Refusal is a packet that nothing opens.
+type Refusal struct {
+	Link       int
+	Address    netip.Addr
+	Protocol   uint8
+	Port       uint16 // 0 of what has none
+	Generation uint64 // of the link's plan
+}
+
+// String is like "tcp 203.0.113.7:443".
+func (r Refusal) String() string {
+	name := map[uint8]string{icmp: "icmp", tcp: "tcp", udp: "udp"}[r.Protocol]
+	if name == "" {
+		name = "protocol " + strconv.Itoa(int(r.Protocol))
+	}
+	if r.Port == 0 {
+		return name + " " + r.Address.String()
+	}
+	return name + " " + netip.AddrPortFrom(r.Address, r.Port).String()
+}
 
 // Gate puts plans in force on links, each of which leads to one sandbox with one
 // address, in the network namespace of the calling thread. What is in force stays
@@ -32,6 +54,11 @@ type Gate interface {
 	// Pinned lists the addresses of a link that were pinned, by whomever, and not
 	// unpinned; the time of some may be over.
 	Pinned(link int) []netip.Addr
+	// Refusals gives what is refused from now on as it comes, one at a time, until
+	// stop. What comes faster than it is taken is only counted.
+	Refusals(take func(Refusal)) (stop func(), err error)
+	// Refused counts packets from a link.
+	Refused(link int) (int64, error)
 	// Has says whether Add was called for the link, by whomever.
 	Has(link int) bool
 	// Sweep forgets links that are gone. Those with a higher index than any that is

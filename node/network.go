@@ -8,6 +8,16 @@ import (
 	"github.com/opendsec/dsec/runtime"
 )
 
+// NetworkRefused tells that the policy of a sandbox has refused a packet, and how
+// many so far.
+func (n *Node) NetworkRefused(id dsec.SandboxID, what string, generation uint64, refused int64) {
+	b := n.find(id)
+	if b == nil {
+		return
+	}
+	b.emit(dsec.Event{Type: dsec.EventRefused, Detail: what, Fields: map[string]string{"generation": strconv.FormatUint(generation, 10), "refused": strconv.FormatInt(refused, 10)}})
+}
+
 // SetNetwork implements Service. The policy is in force before it is written down:
 // one that nobody has acknowledged may be in force after a crash, or not.
 func (n *Node) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error) {

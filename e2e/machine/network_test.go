@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
 )
 
 // refused is what a program in a sandbox sees of an address that nothing opens. It
@@ -24,6 +25,18 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 		}
 	}
 	closed("without rules")
+	eventually(t, "who listens is told", func() bool {
+		past, _, err := h.Past(t.Context(), client.Events{Sandboxes: []dsec.SandboxID{id}, Types: []dsec.EventType{dsec.EventRefused}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range past {
+			if e.Type == dsec.EventRefused && e.Detail == "tcp 192.0.2.1:80" && e.Fields["generation"] == "1" && e.Fields["refused"] != "" {
+				return true
+			}
+		}
+		return false
+	})
 	rules := []dsec.NetworkRule{{CIDR: "198.51.100.7", Ports: []string{"443"}}, {Domain: "good.example"}}
 	sb, err := h.SetNetwork(t.Context(), id, dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: rules})
 	if err != nil || sb.Network == nil || sb.Network.Generation != 2 || len(sb.Network.Allow) != 2 {

@@ -36,3 +36,9 @@ func (g *Gate) Counts(link int) (Counts, error) {
 	at := func(i int) int64 { return int64(binary.NativeEndian.Uint64(b[8*i:])) }
 	return Counts{Out: at(0), OutBytes: at(1), In: at(2), Refused: at(3)}, nil
 }
+
+// Refused implements netpolicy.Gate.
+func (g *Gate) Refused(link int) (int64, error) {
+	c, err := g.Counts(link)
+	return c.Refused, err
+}

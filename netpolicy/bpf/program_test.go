@@ -346,21 +346,27 @@ func entries(t *testing.T, g *Gate) (n int) {
 	return n
 }
 
-// TestRefusalsAreTold.
+// TestRefusalsAreTold with what was refused, and counted.
 func TestRefusalsAreTold(t *testing.T) {
 	g := gate(t)
 	apply(t, g, dsec.NetworkRule{CIDR: "1.2.3.4"})
-	told := make(chan Refusal, 4)
-	stop, err := g.Refusals(func(r Refusal) { told <- r })
+	told := make(chan netpolicy.Refusal, 4)
+	stop, err := g.Refusals(func(r netpolicy.Refusal) { told <- r })
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stop()
 	p := packet{source: own, target: netip.MustParseAddr("9.9.9.9"), protocol: 17, to: 53}
 	judge(t, g.from, p.bytes(), 0)
-	want := Refusal{Link: loopback, Address: p.target, Protocol: 17, Port: 53, Generation: 1}
+	want := netpolicy.Refusal{Link: loopback, Address: p.target, Protocol: 17, Port: 53, Generation: 1}
 	if r := <-told; r != want {
 		t.Errorf("told %+v, want %+v", r, want)
+	}
+	if s := want.String(); s != "udp 9.9.9.9:53" {
+		t.Errorf("it reads %q", s)
+	}
+	if n, err := g.Refused(loopback); err != nil || n != 1 {
+		t.Errorf("%d refused, %v", n, err)
 	}
 	if !bytes.Equal(encodePinKey(1, own)[4:], own.AsSlice()) {
 		t.Error("addresses are not as on the wire")

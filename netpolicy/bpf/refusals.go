@@ -7,20 +7,12 @@ import (
 	"net/netip"
 
 	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/opendsec/dsec/netpolicy"
 )
 
-// Refusal is a packet that no plan opens.
-type Refusal struct {
-	Link       int
-	Address    netip.Addr
-	Protocol   uint8
-	Port       uint16 // 0 of what has none
-	Generation uint64 // of the link's plan
-}
-
-// Refusals gives each one as it comes, one at a time, until stop. Those that come
-// faster than they are taken are only counted.
-func (g *Gate) Refusals(take func(Refusal)) (stop func(), err error) {
+// Refusals implements netpolicy.Gate.
+func (g *Gate) Refusals(take func(netpolicy.Refusal)) (stop func(), err error) {
 	r, err := ringbuf.NewReader(g.maps.Events)
 	if err != nil {
 		return nil, fmt.Errorf("read refusals: %w", err)
@@ -41,9 +33,9 @@ func (g *Gate) Refusals(take func(Refusal)) (stop func(), err error) {
 	return func() { _ = r.Close(); <-done }, nil
 }
 
-func decodeRefusal(b []byte) Refusal {
+func decodeRefusal(b []byte) netpolicy.Refusal {
 	a, _ := netip.AddrFromSlice(b[4:8])
-	r := Refusal{Link: int(binary.NativeEndian.Uint32(b)), Address: a, Generation: binary.NativeEndian.Uint64(b[8:]), Protocol: uint8(binary.NativeEndian.Uint32(b[20:]))}
+	r := netpolicy.Refusal{Link: int(binary.NativeEndian.Uint32(b)), Address: a, Generation: binary.NativeEndian.Uint64(b[8:]), Protocol: uint8(binary.NativeEndian.Uint32(b[20:]))}
 	if port := binary.NativeEndian.Uint32(b[16:]); port != laterFragment {
 		r.Port = uint16(port)
 	}

@@ -48,7 +48,7 @@ func (n *Network) gate(e *end) error {
 		return err
 	}
 	n.mu.Lock()
-	n.ends[e.id], n.byAddr[e.addr] = e, e
+	n.ends[e.id], n.byAddr[e.addr], n.byLink[e.index] = e, e, e
 	n.made++
 	sweep := n.made%sweepEvery == 0
 	n.mu.Unlock()
@@ -115,6 +115,7 @@ func (n *Network) sweep(links []netlink.Link) error {
 	for id, e := range n.ends {
 		if !live[e.index] && e.index <= last { // else it is newer than the list
 			delete(n.ends, id)
+			delete(n.byLink, e.index)
 			if n.byAddr[e.addr] == e { // the address may be another's by now
 				delete(n.byAddr, e.addr)
 			}
@@ -148,7 +149,7 @@ func (n *Network) gateAll() error {
 			continue
 		}
 		e := newEnd(n.c.Gate, dsec.SandboxID(a.Alias), a.Index, n.address(offset), netpolicy.Plan{})
-		n.ends[e.id], n.byAddr[e.addr] = e, e
+		n.ends[e.id], n.byAddr[e.addr], n.byLink[e.index] = e, e, e
 		if n.c.Gate.Has(a.Index) {
 			continue
 		}

@@ -69,6 +69,7 @@ type Network struct {
 	ends map[dsec.SandboxID]*end // of sandboxes that have a link; some that are gone
 
 	byAddr map[netip.Addr]*end
+	byLink map[int]*end
 	made   int // links since the gate was swept
 }
 
@@ -107,7 +108,7 @@ func Open(ctx context.Context, c Config) (*Network, error) {
 	if c.Gate == nil {
 		return nil, dsec.Errorf(dsec.Invalid, op, c.Name, "no gate")
 	}
-	n := &Network{c: c, next: firstSandbox, ends: map[dsec.SandboxID]*end{}, byAddr: map[netip.Addr]*end{}}
+	n := &Network{c: c, next: firstSandbox, ends: map[dsec.SandboxID]*end{}, byAddr: map[netip.Addr]*end{}, byLink: map[int]*end{}}
 	if err := n.open(ctx); err != nil {
 		_ = n.Close()
 		if _, ok := errors.AsType[*dsec.Error](err); ok {

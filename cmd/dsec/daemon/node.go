@@ -20,6 +20,7 @@ import (
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/internal/version"
 	"github.com/opendsec/dsec/layer/store"
+	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/node"
 	"github.com/opendsec/dsec/node/nodeapi"
 	"github.com/opendsec/dsec/runtime"
@@ -75,6 +76,7 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 			a.node, err = node.New(c)
 			return err
 		}, Undo: func(context.Context) error { return a.node.Close() }},
+		a.tellRefusals(),
 		lifecycle.Step{Name: "listen", Do: func(ctx context.Context) error {
 			a.blameLost(ctx)
 			a.begun = time.Now()
@@ -83,6 +85,20 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 		}, Undo: func(context.Context) error { close(a.closing); return nil }},
 	)
 	return lifecycle.Open(ctx, "agent", steps...)
+}
+
+// tellRefusals makes events of what policies of networks refuse.
+func (a *agent) tellRefusals() lifecycle.Step {
+	stop := func() {}
+	return lifecycle.Step{Name: "refusals", Do: func(context.Context) (err error) {
+		if a.network == nil {
+			return nil
+		}
+		stop, err = a.network.Refusals(func(id dsec.SandboxID, r netpolicy.Refusal, refused int64) {
+			a.node.NetworkRefused(id, r.String(), r.Generation, refused)
+		})
+		return err
+	}, Undo: func(context.Context) error { stop(); return nil }}
 }
 
 func imageOptions(s *settings) image.Options {
