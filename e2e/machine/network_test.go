@@ -3,6 +3,7 @@ package machine
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
@@ -26,7 +27,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	}
 	closed("without rules")
 	eventually(t, "who listens is told", func() bool {
-		past, _, err := h.Past(t.Context(), client.Events{Sandboxes: []dsec.SandboxID{id}, Types: []dsec.EventType{dsec.EventRefused}})
+		past, _, err := h.Past(t.Context(), client.Events{Sandboxes: []dsec.SandboxID{id}, Types: []dsec.EventType{dsec.EventRefused}, Since: time.Now().Add(-time.Hour)})
 		if err != nil {
 			t.Fatal(err)
 		}
