@@ -112,13 +112,16 @@ func (n *Network) sweep(links []netlink.Link) error {
 		last = max(last, l.Attrs().Index)
 	}
 	n.mu.Lock()
-	for id, e := range n.ends {
-		if !live[e.index] && e.index <= last { // else it is newer than the list
-			delete(n.ends, id)
-			delete(n.byLink, e.index)
-			if n.byAddr[e.addr] == e { // the address may be another's by now
-				delete(n.byAddr, e.addr)
-			}
+	for index, e := range n.byLink {
+		if live[index] || index > last { // newer than the list
+			continue
+		}
+		delete(n.byLink, index)
+		if n.ends[e.id] == e { // else it was started again
+			delete(n.ends, e.id)
+		}
+		if n.byAddr[e.addr] == e { // the address may be another's by now
+			delete(n.byAddr, e.addr)
 		}
 	}
 	n.mu.Unlock()

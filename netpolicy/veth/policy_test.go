@@ -291,3 +291,26 @@ func TestAPolicyStaysInForceWithoutAnybody(t *testing.T) {
 		t.Errorf("a sandbox without a link: %v", err)
 	}
 }
+
+// TestWhoIsGoneIsForgotten, also of a sandbox that was started again.
+func TestWhoIsGoneIsForgotten(t *testing.T) {
+	l := newLab(t)
+	n := testNetwork(t, l, Config{})
+	gone, _ := attachPolicy(t, n, "a", allow())
+	old := n.end("a")
+	attachPolicy(t, n, "a", allow())
+	attachPolicy(t, n, "b", allow())
+	if err := gone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the first link of it is gone", func() bool {
+		links := must(n.links.LinkList())(t)
+		if err := n.sweep(links); err != nil {
+			t.Fatal(err)
+		}
+		return !n.c.Gate.Has(old.index)
+	})
+	if e := n.end("a"); e == nil || e == old || n.at(e.index) != e || n.at(old.index) != nil || len(n.byLink) != 2 || len(n.byAddr) != 2 || !n.c.Gate.Has(e.index) {
+		t.Errorf("%+v; %d links, %d addresses", e, len(n.byLink), len(n.byAddr))
+	}
+}
