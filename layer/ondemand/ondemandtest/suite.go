@@ -277,7 +277,12 @@ func killing(t *testing.T, m Mechanism, o *Origin) (kills, reads int) {
 	var out bytes.Buffer
 	done := make(chan error, 1)
 	go func() { done <- bounded(c, &out) }()
-	for wait := time.Duration(0); ; wait = (wait + 7*time.Millisecond) % (60 * time.Millisecond) {
+	// A life may be too short to begin, let alone to bring anything: on a slow machine
+	// all are until some are longer.
+	for wait, most := time.Duration(0), 60*time.Millisecond; ; wait += most / 9 {
+		if wait >= most {
+			wait, most = 0, min(most*3/2, 2*time.Second)
+		}
 		select {
 		case err := <-done:
 			if err != nil {
