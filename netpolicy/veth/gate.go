@@ -56,6 +56,9 @@ func (n *Network) gate(e *end) error {
 		return nil
 	}
 	links, err := n.links.LinkList()
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil // so many come and go: another time
+	}
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}

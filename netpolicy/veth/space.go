@@ -45,6 +45,32 @@ func rawSpaceIn(ns *os.File) (*space, error) {
 	return s, nil
 }
 
+// dumpTries is how often a list is asked for again that changed while it was read.
+const dumpTries = 100
+
+// whole asks for a list until none of it changed meanwhile.
+func whole[T any](ask func() ([]T, error)) (list []T, err error) {
+	for range dumpTries {
+		if list, err = ask(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return list, err
+}
+
+// LinkList lists all links as they are at one moment.
+func (s *space) LinkList() ([]netlink.Link, error) { return whole(s.Handle.LinkList) }
+
+// AddrList is LinkList of the addresses of a link.
+func (s *space) AddrList(l netlink.Link, family int) ([]netlink.Addr, error) {
+	return whole(func() ([]netlink.Addr, error) { return s.Handle.AddrList(l, family) })
+}
+
+// RouteList is LinkList of routes.
+func (s *space) RouteList(l netlink.Link, family int) ([]netlink.Route, error) {
+	return whole(func() ([]netlink.Route, error) { return s.Handle.RouteList(l, family) })
+}
+
 func (s *space) Close() {
 	for _, r := range s.raw {
 		r.Close()
