@@ -89,14 +89,9 @@ func (d *Data) copyRange(r io.ReaderAt, off, end int64) error {
 			return err
 		}
 		off += int64(len(b))
-		if pad := roundUp(len(b), BlockSize); pad > len(b) {
-			clear(d.buf[len(b):pad])
-			b = d.buf[:pad]
-		}
-		if _, err := d.w.WriteAt(b, d.pos); err != nil {
+		if err := d.put(b); err != nil {
 			return err
 		}
-		d.pos += int64(len(b))
 	}
 	return nil
 }
@@ -146,15 +141,8 @@ type written struct {
 	some bool
 }
 
-// put appends a part of the unit that is in the buffer of the Data.
-func (u *written) put(b []byte) error {
-	d := u.d
-	if bytes.Equal(b, zeros[:len(b)]) {
-		u.held += int64(len(b))
-		return nil
-	}
-	d.pos += u.held // a hole of the data file itself
-	u.held, u.some = 0, true
+// put writes the front of the buffer, in whole blocks.
+func (d *Data) put(b []byte) error {
 	if pad := roundUp(len(b), BlockSize); pad > len(b) {
 		clear(d.buf[len(b):pad])
 		b = d.buf[:pad]
@@ -164,6 +152,18 @@ func (u *written) put(b []byte) error {
 	}
 	d.pos += int64(len(b))
 	return nil
+}
+
+// put appends a part of the unit that is in the buffer of the Data.
+func (u *written) put(b []byte) error {
+	d := u.d
+	if bytes.Equal(b, zeros[:len(b)]) {
+		u.held += int64(len(b))
+		return nil
+	}
+	d.pos += u.held // a hole of the data file itself
+	u.held, u.some = 0, true
+	return d.put(b)
 }
 
 func (u *written) end() (wrote bool, err error) {
