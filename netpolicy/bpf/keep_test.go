@@ -1,7 +1,6 @@
 package bpf
 
 import (
-	"context"
 	"net/netip"
 	"os"
 	"runtime"
@@ -16,38 +15,11 @@ import (
 	"github.com/opendsec/dsec/netpolicy"
 )
 
-// kept stores descriptors as the hold does.
-type kept map[string]*os.File
-
-func (k kept) Get(_ context.Context, name string) (*os.File, error) {
-	if k[name] == nil {
-		return nil, dsec.E(dsec.NotFound, "get", name, nil)
-	}
-	return linux.Duplicate(k[name])
-}
-
-func (k kept) Put(_ context.Context, name string, f *os.File) (err error) {
-	k[name], err = linux.Duplicate(f)
-	return err
-}
-
-func (k kept) Drop(_ context.Context, name string) error {
-	if f := k[name]; f != nil {
-		_ = f.Close()
-	}
-	delete(k, name)
-	return nil
-}
-
 // TestAKeptGateIsTakenOver by the next process, with what is in force and pinned; one
 // of which a part is missing was never used.
 func TestAKeptGateIsTakenOver(t *testing.T) {
-	k := kept{}
-	t.Cleanup(func() {
-		for name := range specs() {
-			_ = k.Drop(context.Background(), keptName("x", name))
-		}
-	})
+	k := linux.NewKeeper()
+	t.Cleanup(k.Close)
 	open := func() *Gate {
 		t.Helper()
 		g, err := Open(t.Context(), k, "x")
@@ -85,8 +57,9 @@ func TestAKeptGateIsTakenOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	g = open()
-	if g.Has(index) || len(k) != len(specs()) {
-		t.Errorf("half a gate was taken over; %d maps are kept", len(k))
+	names, err := k.Names(t.Context(), layout)
+	if err != nil || g.Has(index) || len(names) != len(specs()) {
+		t.Errorf("half a gate was taken over; kept are %v, %v", names, err)
 	}
 	if err := g.Close(); err != nil {
 		t.Fatal(err)

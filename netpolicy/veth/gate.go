@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -148,10 +147,7 @@ func (n *Network) gateAll() error {
 	for _, l := range links {
 		a := l.Attrs()
 		var offset uint32
-		if _, err := fmt.Sscanf(a.Name, linkPrefix+"%d", &offset); err != nil || !strings.HasPrefix(a.Name, linkPrefix) {
-			continue
-		}
-		if a.Alias == "" {
+		if _, err := fmt.Sscanf(a.Name, linkPrefix+"%d", &offset); err != nil || a.Alias == "" {
 			continue
 		}
 		e := newEnd(n.c.Gate, dsec.SandboxID(a.Alias), a.Index, n.address(offset), netpolicy.Plan{})

@@ -91,25 +91,10 @@ func stream(t *testing.T, ns *os.File, addr string) net.Conn {
 // flood sends to whoever connects.
 func flood(t *testing.T, ns *os.File, addr string) {
 	t.Helper()
-	var ln net.Listener
-	if err := inNamespace(ns, func() (err error) { ln, err = net.Listen("tcp4", addr); return err }); err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer func() { _ = c.Close() }()
-				for _, err := c.Write(make([]byte, 4096)); err == nil; _, err = c.Write(make([]byte, 4096)) {
-				}
-			})
+	accept(t, ns, addr, func(c net.Conn) {
+		for _, err := c.Write(make([]byte, 4096)); err == nil; _, err = c.Write(make([]byte, 4096)) {
 		}
 	})
-	t.Cleanup(func() { _ = ln.Close(); wg.Wait() })
 }
 
 // TestF13_AChangeCutsWhatItForbids: who sends, who receives and who only waits is

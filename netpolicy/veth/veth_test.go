@@ -103,6 +103,15 @@ func newLab(t testing.TB) lab {
 // serve answers every TCP connection with the client's address.
 func serve(t testing.TB, ns *os.File, addr string) {
 	t.Helper()
+	accept(t, ns, addr, func(c net.Conn) {
+		host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+		_, _ = io.WriteString(c, host)
+	})
+}
+
+// accept calls f with every TCP connection, which ends with it.
+func accept(t testing.TB, ns *os.File, addr string, f func(net.Conn)) {
+	t.Helper()
 	var ln net.Listener
 	err := inNamespace(ns, func() (err error) { ln, err = net.Listen("tcp4", addr); return err })
 	if err != nil {
@@ -115,9 +124,10 @@ func serve(t testing.TB, ns *os.File, addr string) {
 			if err != nil {
 				return
 			}
-			host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
-			_, _ = io.WriteString(c, host)
-			_ = c.Close()
+			wg.Go(func() {
+				f(c)
+				_ = c.Close()
+			})
 		}
 	})
 	t.Cleanup(func() { _ = ln.Close(); wg.Wait() })
