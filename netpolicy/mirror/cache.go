@@ -1,8 +1,8 @@
 package mirror
 
 import (
-	"context"
 	"container/list"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"

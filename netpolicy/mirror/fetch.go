@@ -301,10 +301,11 @@ func (m *Mirror) parse(ctx context.Context, f func() error) error {
 	}
 }
 
-// below is a URL below a base, each element escaped.
+// below is a URL below a base. Only what must be is escaped: not the "!" of modules.
 func below(base *url.URL, path string) *url.URL {
 	u := *base
-	u.Path, u.RawPath = strings.TrimSuffix(base.Path, "/")+"/"+path, ""
+	u.Path = strings.TrimSuffix(base.Path, "/") + "/" + path
+	u.RawPath = u.Path
 	return &u
 }
 

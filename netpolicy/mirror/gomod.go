@@ -18,7 +18,7 @@ const maxVersions = 5000
 
 var (
 	goPath  = regexp.MustCompile(`^[a-z0-9!~._-]+(/[a-z0-9!~._-]+)*$`) // escaped: "!x" is "X"
-	goQuery = regexp.MustCompile(`^[a-z0-9!~._+-]+$`) // escaped, too
+	goQuery = regexp.MustCompile(`^[a-z0-9!~._+-]+$`)                  // escaped, too
 )
 
 // goModules serves a module proxy: MODULE/@v/list, MODULE/@v/VERSION.{info,mod,zip},
