@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/netpolicy"
 )
 
 // run runs a real client as a sandbox has it: with the environment the platform
@@ -19,7 +20,7 @@ func (w *world) run(dir string, extra []string, name string, args ...string) (st
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "http_proxy=" + w.front.URL, "HTTP_PROXY=" + w.front.URL, "https_proxy=http://127.0.0.1:1", "HTTPS_PROXY=http://127.0.0.1:1"}
-	for k, v := range Environment(dsec.Mirrors) {
+	for k, v := range netpolicy.MirrorEnvironment(dsec.NetworkPolicy{Mode: dsec.NetworkMirror}) {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
 	cmd.Env = append(cmd.Env, extra...)

@@ -26,13 +26,8 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/netpolicy"
 )
-
-// Domain is below which the services have their names.
-const Domain = "mirror.dsec"
-
-// Host is the name of a service.
-func Host(service string) string { return service + "." + Domain }
 
 // Access is what one sandbox may have.
 type Access struct {
@@ -262,7 +257,7 @@ func (m *Mirror) serve(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	service, _ := strings.CutSuffix(hostname(host), "."+Domain)
+	service, _ := netpolicy.MirrorService(hostname(host))
 	if !slices.Contains(access.Services, service) {
 		return dsec.Errorf(dsec.PermissionDenied, op, dsec.Quote(host), "the policy of this sandbox does not open it")
 	}

@@ -128,6 +128,7 @@ func TestDebianIsServedAsItIs(t *testing.T) {
 	w.get("debian", "/debian/dists/bookworm/InRelease").want(t, 200, "signed")
 	w.get("debian", "/debian/pool/main/h/hello/hello_2.10-3_amd64.deb").want(t, 200, "a package")
 	w.get("debian", "/debian-security/dists/x/main/by-hash/SHA256/"+sum256([]byte("list"))).want(t, 200, "list")
+	w.get("deb.debian.org", "/debian/dists/bookworm/InRelease").want(t, 200, "signed") // as images have it
 	if a := w.get("debian", "/debian-security/dists/x/main/by-hash/SHA256/"+sum256([]byte("lost"))); a.err == nil && a.status == 200 {
 		t.Errorf("a list of another digest was served: %+v", a)
 	}

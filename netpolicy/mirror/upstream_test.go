@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/netpolicy"
 )
 
 // The cut-off of the tests, and times on both sides of it.
@@ -303,7 +304,7 @@ func (w *world) do(method, service, path string, headers ...string) answer {
 	}
 	r.Host = service
 	if !strings.Contains(service, ".") {
-		r.Host = Host(service)
+		r.Host = netpolicy.MirrorHost(service)
 	}
 	for _, h := range headers {
 		k, v, _ := strings.Cut(h, ": ")
@@ -329,7 +330,7 @@ func (w *world) raw(service, target string, lines ...string) string {
 	}
 	defer func() { _ = c.Close() }()
 	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
-	_, _ = fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n%s\r\n", target, Host(service), strings.Join(append(lines, ""), "\r\n"))
+	_, _ = fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n%s\r\n", target, netpolicy.MirrorHost(service), strings.Join(append(lines, ""), "\r\n"))
 	b, _ := io.ReadAll(c)
 	return string(b)
 }

@@ -46,6 +46,7 @@ table inet dsec {
 	chain input {
 		type filter hook input priority filter; policy drop;
 		meta mark %[5]d ip daddr %[7]s meta l4proto { tcp, udp } th dport 53 accept
+		meta mark %[5]d ip daddr %[7]s tcp dport 80 accept
 	}
 	chain output {
 		type filter hook output priority mangle; policy accept;
