@@ -89,6 +89,9 @@ func (p *NetworkPolicy) Validate() error {
 			return E(Invalid, op, "allow "+strconv.Itoa(i), err)
 		}
 	}
+	if y := p.Cutoff.UTC().Year(); !p.Cutoff.IsZero() && (y < 1 || y > 9999) {
+		return Errorf(Invalid, op, "cutoff", "in the year %d", y)
+	}
 	return validateDenied(p.MirrorDeny)
 }
 

@@ -420,3 +420,30 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// TestNamesOfTheMirrorAreAnsweredHere: nobody is asked, and nothing is pinned.
+func TestNamesOfTheMirrorAreAnsweredHere(t *testing.T) {
+	l := newLab(t, "good.example")
+	at := netip.MustParseAddr("10.213.0.1")
+	plan, err := netpolicy.Compile(dsec.NetworkAllow, []dsec.NetworkRule{{Mirror: "pypi"}, {Mirror: "debian"}}, netpolicy.Ground{Mirror: at, Closed: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.ask.Plan = plan
+	for _, network := range []string{"udp", "tcp"} {
+		r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, network, l.at.String())
+		}}
+		for name, want := range map[string]bool{"pypi.mirror.dsec.": true, "PyPI.Mirror.DSEC.": true, "deb.debian.org.": true, "npm.mirror.dsec.": false, "x.pypi.mirror.dsec.": false, "mirror.dsec.": false} {
+			got, err := r.LookupHost(t.Context(), name)
+			if (err == nil) != want || want && (len(got) != 1 || got[0] != at.String()) {
+				t.Errorf("%s by %s: %v %v", name, network, got, err)
+			}
+		}
+	}
+	l.ask.mu.Lock()
+	defer l.ask.mu.Unlock()
+	if len(l.ask.pinned) != 0 {
+		t.Errorf("pinned: %v", l.ask.pinned)
+	}
+}

@@ -38,21 +38,12 @@ type Access struct {
 
 // Upstreams are base URLs; an empty one: that service is not offered.
 type Upstreams struct {
-	PyPI           string `yaml:"pypi"`            // below which is simple/
-	NPM            string `yaml:"npm"`             //
-	Go             string `yaml:"go"`              // a module proxy
-	SumDB          string `yaml:"sumdb"`           // its checksum database; its name is the host
-	Debian         string `yaml:"debian"`          // below which is dists/
-	DebianSecurity string `yaml:"debian_security"` //
-}
-
-// PublicHosts are what those of PublicUpstreams lead to.
-func PublicHosts() []string { return []string{"files.pythonhosted.org"} }
-
-// PublicUpstreams are those of the public.
-func PublicUpstreams() Upstreams {
-	return Upstreams{PyPI: "https://pypi.org", NPM: "https://registry.npmjs.org", Go: "https://proxy.golang.org", SumDB: "https://sum.golang.org",
-		Debian: "https://deb.debian.org/debian", DebianSecurity: "https://deb.debian.org/debian-security"}
+	PyPI           string // below which is simple/
+	NPM            string // a registry
+	Go             string // a module proxy
+	SumDB          string // its checksum database, whose name is the host
+	Debian         string // below which is dists/
+	DebianSecurity string // below which is dists/
 }
 
 // Config of a Mirror. Zero means the default; New fills it in.
