@@ -269,3 +269,28 @@ func FuzzFilters(f *testing.F) {
 		_, _ = readGoInfo(b)
 	})
 }
+
+// TestTheLastByteIsHeldBack until it is known that all are right, and no longer.
+func TestTheLastByteIsHeldBack(t *testing.T) {
+	d := &download{more: make(chan struct{}), readers: 2}
+	d.grow(10)
+	if n, ended, err := d.available(t.Context(), 0); n != 9 || ended || err != nil {
+		t.Errorf("%d bytes, %v, %v", n, ended, err)
+	}
+	d.end(nil)
+	if n, ended, err := d.available(t.Context(), 9); n != 1 || !ended || err != nil {
+		t.Errorf("%d bytes, %v, %v", n, ended, err)
+	}
+}
+
+// TestAModuleWithoutReleases is what its newest commit was: upstream's word for it
+// counts if it is not too new.
+func TestAModuleWithoutReleases(t *testing.T) {
+	w := newWorld(t)
+	for at, status := range map[string]int{before: 200, after: 404} {
+		module := "example.com/" + at[:4]
+		w.up.bytes("/go/"+module+"/@v/list", "", nil)
+		w.up.bytes("/go/"+module+"/@latest", "", fmt.Appendf(nil, `{"Version":"v0.0.0-20240101000000-0123456789ab","Time":%q}`, at))
+		w.get("go", "/"+module+"/@latest").want(t, status)
+	}
+}
