@@ -63,6 +63,7 @@ type Node struct {
 // Packages says where the mirror of packages has them from. A service without a URL
 // is not offered.
 type Packages struct {
+	UID            int      `yaml:"uid"`             // of the process that serves it; no other should have it
 	Cache          string   `yaml:"cache"`           // most that its cache takes, "10GiB" or "5%" of the file system
 	PyPI           string   `yaml:"pypi"`            // URL below which is simple/, with JSON and times of upload (PEP 691, 700)
 	NPM            string   `yaml:"npm"`             // of a registry
@@ -94,7 +95,7 @@ func Default() Config {
 		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
 			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB",
 			OnDemand: "fuse", LayerCache: "50%", LoaderUID: 61441,
-			Packages: Packages{Cache: "10GiB", PyPI: "https://pypi.org", NPM: "https://registry.npmjs.org", SumDB: "https://sum.golang.org",
+			Packages: Packages{UID: 61443, Cache: "10GiB", PyPI: "https://pypi.org", NPM: "https://registry.npmjs.org", SumDB: "https://sum.golang.org",
 				Debian: "https://deb.debian.org/debian", DebianSecurity: "https://deb.debian.org/debian-security", Hosts: []string{"files.pythonhosted.org"}}},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}
@@ -195,6 +196,9 @@ func (c *Config) Validate() error {
 	}
 	if _, err := Bytes(n.LayerCache, 1); err != nil {
 		return bad("node.layer_cache", "%w", err)
+	}
+	if u := n.Packages.UID; u < 1 || u == c.Gateway.UID || u == n.LoaderUID {
+		return bad("node.packages.uid", "%d: the mirror runs neither as root nor as another part", u)
 	}
 	if err := n.Packages.validate(bad); err != nil {
 		return err

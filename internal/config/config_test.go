@@ -61,6 +61,7 @@ func TestWrongValuesNameTheirField(t *testing.T) {
 		"node.record_bytes":   func(c *Config) { c.Node.RecordBytes = "1XB" },
 		"node.layer_cache":    func(c *Config) { c.Node.LayerCache = "much" },
 		"node.on_demand":      func(c *Config) { c.Node.OnDemand = "yes" },
+		"node.packages.uid":   func(c *Config) { c.Node.Packages.UID = c.Node.LoaderUID },
 		"node.packages.cache": func(c *Config) { c.Node.Packages.Cache = "big" },
 		"node.packages.npm":   func(c *Config) { c.Node.Packages.NPM = "https://user:secret@registry" },
 		"node.loader_uid":     func(c *Config) { c.Node.LoaderUID = 0 },
