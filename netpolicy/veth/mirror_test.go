@@ -145,3 +145,33 @@ func TestWithoutAMirrorNobodyIsPromisedOne(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestTheMirrorCountsAmongTheConnections of a sandbox: they are in the same table.
+func TestTheMirrorCountsAmongTheConnections(t *testing.T) {
+	n := testNetwork(t, newLab(t), Config{Mirror: true, Conns: 8})
+	l, err := n.ListenMirror()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	ns, _ := attachPolicy(t, n, "a", dsec.NetworkPolicy{Mode: dsec.NetworkMirror})
+	made := 0
+	for range 12 {
+		err := inNamespace(ns, func() error {
+			c, err := (&net.Dialer{Timeout: 200 * time.Millisecond}).Dial("tcp4", n.Gateway().String()+":80")
+			if err == nil {
+				t.Cleanup(func() { _ = c.Close() })
+			}
+			return err
+		})
+		if err == nil {
+			made++
+		}
+	}
+	if made != 8 {
+		t.Errorf("%d connections, want 8", made)
+	}
+	if refused, err := n.Refused(t.Context()); err != nil || refused < 4 {
+		t.Errorf("%d refused, %v", refused, err)
+	}
+}
