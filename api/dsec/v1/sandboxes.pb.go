@@ -34,7 +34,7 @@ type Spec struct {
 	User          string                 `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
 	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	Hostname      string                 `protobuf:"bytes,9,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "open"
+	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "mirror-only", "open"
 	Limits        *Limits                `protobuf:"bytes,11,opt,name=limits,proto3" json:"limits,omitempty"`
 	Lifetimes     *Lifetimes             `protobuf:"bytes,12,opt,name=lifetimes,proto3" json:"lifetimes,omitempty"`
 	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug"
@@ -44,7 +44,9 @@ type Spec struct {
 	Labels        map[string]string      `protobuf:"bytes,17,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	CallId        string                 `protobuf:"bytes,18,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	RolloutKey    string                 `protobuf:"bytes,19,opt,name=rollout_key,json=rolloutKey,proto3" json:"rollout_key,omitempty"`
-	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"` // of the network mode "allow-list"
+	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"`                             // of the network mode "allow-list"
+	Cutoff        *timestamppb.Timestamp `protobuf:"bytes,45,opt,name=cutoff,proto3" json:"cutoff,omitempty"`                           // what is newer the mirror of packages hides; absent: nothing
+	MirrorDeny    []string               `protobuf:"bytes,46,rep,name=mirror_deny,json=mirrorDeny,proto3" json:"mirror_deny,omitempty"` // what it refuses: "pypi:requests"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -219,13 +221,28 @@ func (x *Spec) GetAllow() []*NetworkRule {
 	return nil
 }
 
-// NetworkRule opens something: of a domain, or of addresses.
+func (x *Spec) GetCutoff() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Cutoff
+	}
+	return nil
+}
+
+func (x *Spec) GetMirrorDeny() []string {
+	if x != nil {
+		return x.MirrorDeny
+	}
+	return nil
+}
+
+// NetworkRule opens something: of a domain, of addresses, or of the mirror of packages.
 type NetworkRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Domain        string                 `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`     // "pypi.org", or "*.pypi.org": every name below
 	Cidr          string                 `protobuf:"bytes,2,opt,name=cidr,proto3" json:"cidr,omitempty"`         // "203.0.113.0/24", or one address
 	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // "tcp" (default), "udp"; of addresses also "icmp", "any"
 	Ports         []string               `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`       // "443", "8000-8999"; default: 80 and 443 of a domain, all of addresses
+	Mirror        string                 `protobuf:"bytes,5,opt,name=mirror,proto3" json:"mirror,omitempty"`     // "pypi", "npm", "go" or "debian"; without protocol and ports
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -286,6 +303,13 @@ func (x *NetworkRule) GetPorts() []string {
 		return x.Ports
 	}
 	return nil
+}
+
+func (x *NetworkRule) GetMirror() string {
+	if x != nil {
+		return x.Mirror
+	}
+	return ""
 }
 
 // Network is what a sandbox may reach now.
@@ -2908,7 +2932,7 @@ var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe5\x05\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xba\x06\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -2932,18 +2956,22 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\acall_id\x18\x12 \x01(\tR\x06callId\x12\x1f\n" +
 	"\vrollout_key\x18\x13 \x01(\tR\n" +
 	"rolloutKey\x12*\n" +
-	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x1a6\n" +
+	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x122\n" +
+	"\x06cutoff\x18- \x01(\v2\x1a.google.protobuf.TimestampR\x06cutoff\x12\x1f\n" +
+	"\vmirror_deny\x18. \x03(\tR\n" +
+	"mirrorDeny\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x83\x01\n" +
 	"\vNetworkRule\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x14\n" +
-	"\x05ports\x18\x04 \x03(\tR\x05ports\"i\n" +
+	"\x05ports\x18\x04 \x03(\tR\x05ports\x12\x16\n" +
+	"\x06mirror\x18\x05 \x01(\tR\x06mirror\"i\n" +
 	"\aNetwork\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12*\n" +
 	"\x05allow\x18\x02 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x1e\n" +
@@ -3221,8 +3249,8 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	nil,                           // 42: dsec.v1.Spec.EnvEntry
 	nil,                           // 43: dsec.v1.Spec.LabelsEntry
 	nil,                           // 44: dsec.v1.ListRequest.LabelsEntry
-	(*Result)(nil),                // 45: dsec.v1.Result
-	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
+	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
+	(*Result)(nil),                // 46: dsec.v1.Result
 	(*Step)(nil),                  // 47: dsec.v1.Step
 	(*ErrorDetail)(nil),           // 48: dsec.v1.ErrorDetail
 }
@@ -3233,74 +3261,75 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
 	43, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
-	1,  // 6: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
-	0,  // 7: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	45, // 8: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	46, // 9: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	46, // 10: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	46, // 11: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	47, // 12: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
-	8,  // 13: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
-	7,  // 14: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
-	2,  // 15: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
-	46, // 16: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	46, // 17: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
-	0,  // 18: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
-	6,  // 19: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
-	0,  // 20: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
-	6,  // 21: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	48, // 22: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
-	6,  // 23: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	44, // 24: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
-	6,  // 25: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	6,  // 26: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 27: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 28: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 29: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 30: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	1,  // 31: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
-	6,  // 32: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
-	33, // 33: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	36, // 34: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	34, // 35: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	33, // 36: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	35, // 37: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	35, // 38: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	46, // 39: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	39, // 40: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	9,  // 41: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	11, // 42: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	13, // 43: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	15, // 44: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	17, // 45: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	19, // 46: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	21, // 47: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	23, // 48: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	25, // 49: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	27, // 50: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	29, // 51: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	31, // 52: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	37, // 53: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	40, // 54: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	10, // 55: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	12, // 56: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	14, // 57: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	16, // 58: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	18, // 59: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	20, // 60: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	22, // 61: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	24, // 62: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	26, // 63: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	28, // 64: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	30, // 65: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	32, // 66: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	38, // 67: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	41, // 68: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	55, // [55:69] is the sub-list for method output_type
-	41, // [41:55] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	45, // 6: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
+	1,  // 7: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
+	0,  // 8: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
+	46, // 9: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	45, // 10: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	45, // 11: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	45, // 12: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	47, // 13: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	8,  // 14: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
+	7,  // 15: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
+	2,  // 16: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
+	45, // 17: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	45, // 18: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	0,  // 19: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
+	6,  // 20: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
+	0,  // 21: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
+	6,  // 22: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
+	48, // 23: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	6,  // 24: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
+	44, // 25: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	6,  // 26: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	6,  // 27: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 28: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 29: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 30: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 31: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	1,  // 32: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
+	6,  // 33: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
+	33, // 34: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	36, // 35: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	34, // 36: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	33, // 37: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	35, // 38: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	35, // 39: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	45, // 40: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	39, // 41: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	9,  // 42: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	11, // 43: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	13, // 44: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	15, // 45: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	17, // 46: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	19, // 47: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	21, // 48: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	23, // 49: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	25, // 50: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	27, // 51: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	29, // 52: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	31, // 53: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	37, // 54: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	40, // 55: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	10, // 56: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	12, // 57: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	14, // 58: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	16, // 59: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	18, // 60: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	20, // 61: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	22, // 62: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	24, // 63: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	26, // 64: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	28, // 65: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	30, // 66: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	32, // 67: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	38, // 68: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	41, // 69: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	56, // [56:70] is the sub-list for method output_type
+	42, // [42:56] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
