@@ -117,7 +117,15 @@ func (r *Runtime) probeCgroup(context.Context) runtime.Check {
 func (r *Runtime) probeSeccomp(context.Context) runtime.Check {
 	b, err := os.ReadFile("/proc/sys/kernel/seccomp/actions_avail")
 	ok := err == nil && strings.Contains(string(b), "errno")
-	detail := fmt.Sprintf("profiles %s (%d instructions) and %s", confine.Build, len(r.programs[confine.Build])/8, confine.Debug)
+	var names []string
+	for _, p := range confine.Profiles {
+		name := fmt.Sprintf("%s (%d instructions)", p, len(r.programs[p])/8)
+		if _, err := r.profile(string(p)); err != nil {
+			name = fmt.Sprintf("not %s (%v)", p, err)
+		}
+		names = append(names, name)
+	}
+	detail := "profiles " + strings.Join(names, ", ")
 	if !ok {
 		detail = fmt.Sprintf("the kernel has no seccomp filters: %v", err)
 	}
