@@ -110,3 +110,16 @@ func TestAppArmor(t *testing.T) {
 		}
 	}
 }
+
+// The container tier with an AppArmor profile on every command.
+func TestContainerTierUnderAppArmor(t *testing.T) {
+	ok := inGuest(t, "github.com/opendsec/dsec/runtime/container", quotaDisk+"\n"+securityfs, Job{Disk: 16 << 30, Memory: 4096,
+		Files: apparmorFiles, Append: "apparmor=1 security=apparmor",
+		Tools:   []string{"mkfs.btrfs", "mkfs.ext4", "mkfs.erofs", "apparmor_parser"},
+		Modules: []string{"erofs", "overlay", "loop", "ext4", "quota_v2", "btrfs", "veth", "fuse"}}, "-test.run", "'Conformance|AppArmor|CreateExecDestroy|Terminal|Device'")
+	for _, name := range []string{"TestAppArmorHoldsWithoutSeccomp", "TestConformance"} {
+		if !ok[name] {
+			t.Errorf("%s did not pass", name)
+		}
+	}
+}

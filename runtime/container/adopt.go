@@ -213,6 +213,7 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 			errs = append(errs, r.disks.Remove(ctx, name))
 		}
 	}
+	errs = append(errs, r.removeStrayProfiles())
 	if err := errors.Join(errs...); err != nil {
 		return dsec.E(dsec.Internal, "remove strays of sandboxes", r.cfg.Dir, err)
 	}

@@ -57,6 +57,7 @@ type Runtime struct {
 
 	programs map[confine.Profile][]byte
 	rlimits  map[confine.Profile][]hold.Rlimit
+	mac      mac
 	masks    []string
 	readOnly []string
 
@@ -104,7 +105,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 	}
 	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, mounts: c.Mounts, log: c.Log,
 		uids: newRanges(c.UIDBase, c.UIDRanges), slots: make(chan struct{}, c.Parallel),
-		programs: map[confine.Profile][]byte{}, rlimits: map[confine.Profile][]hold.Rlimit{}, masks: confine.MaskedPaths(), readOnly: confine.ReadOnlyPaths(), exits: make(chan runtime.Exit),
+		programs: map[confine.Profile][]byte{}, rlimits: map[confine.Profile][]hold.Rlimit{}, mac: openMAC(), masks: confine.MaskedPaths(), readOnly: confine.ReadOnlyPaths(), exits: make(chan runtime.Exit),
 		sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
 	for _, p := range offered() {
 		program, err := confine.Program(p, confine.Arch(goruntime.GOARCH))

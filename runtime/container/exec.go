@@ -84,7 +84,7 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 		Cwd: first(s.Cwd, spec.Workdir, path.Join("/", image.Workdir)),
 		UID: who.uid, GID: who.gid, Groups: who.groups,
 		Caps: capsFor(who.uid, confine.Capabilities(profile)), NoNewPrivs: spec.NoNewPrivs,
-		Seccomp: r.programs[profile], OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
+		Seccomp: r.programs[profile], AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
 	e.Rlimits = r.rlimits[profile]
 	r.capOutput(ctx, sb, &e.Spec)
 	return r.hold.Exec(ctx, e)

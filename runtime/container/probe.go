@@ -24,7 +24,7 @@ import (
 func (r *Runtime) Probe(ctx context.Context) runtime.Report {
 	rep := runtime.Report{Tier: dsec.TierContainer, OK: true}
 	for _, c := range []func(context.Context) runtime.Check{r.probeKernel, r.probeUserNS, r.probePlan, r.probeErofs, r.probeDisk,
-		r.probeCgroup, r.probeSeccomp, r.probeHold, r.probeNetwork} {
+		r.probeCgroup, r.probeSeccomp, r.probeAppArmor, r.probeHold, r.probeNetwork} {
 		check := c(ctx)
 		rep.Checks = append(rep.Checks, check)
 		if check.Fatal && !check.OK {

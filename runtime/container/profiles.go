@@ -21,14 +21,14 @@ func (r *Runtime) profile(name string) (confine.Profile, error) {
 		return p, err
 	}
 	if p.Gives(confine.CoreDumps) || p.Gives(confine.UserNamespaces) {
-		return p, machine().On(p)
+		return p, r.machine().On(p)
 	}
 	return p, nil
 }
 
 // machine reads what profiles need to know; what cannot be read is taken as the
 // kernel's default.
-func machine() confine.Machine {
+func (r *Runtime) machine() confine.Machine {
 	setting := func(name string) string {
 		b, err := os.ReadFile("/proc/sys/" + name)
 		if err != nil {
@@ -37,7 +37,10 @@ func machine() confine.Machine {
 		return strings.TrimSpace(string(b))
 	}
 	m := confine.Machine{CorePattern: setting("kernel/core_pattern"),
-		Unprivileged: setting("kernel/unprivileged_userns_clone") != "0" && setting("kernel/apparmor_restrict_unprivileged_userns") != "1"}
+		Unprivileged: setting("kernel/unprivileged_userns_clone") != "0"}
+	if setting("kernel/apparmor_restrict_unprivileged_userns") == "1" { // our profile says that they are allowed, if it can
+		m.Unprivileged = m.Unprivileged && r.mac.loader != nil && r.mac.loader.Userns()
+	}
 	m.UserNamespaces, _ = strconv.ParseUint(setting("user/max_user_namespaces"), 10, 64)
 	return m
 }

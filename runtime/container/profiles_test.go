@@ -229,3 +229,71 @@ func TestNestedNeedsAKernelOfItsOwn(t *testing.T) {
 	id := w.create(t, under(confine.Build, abilities(t)))
 	wantAnswers(t, "nested", w.answers(t, id, "", "nested"), map[string]any{"clone": 0, "private": 0, "tmpfs": 0, "proc": unix.EPERM})
 }
+
+// allowAll is a filter that says yes to everything.
+func allowAll() []byte {
+	return []byte{0x06, 0, 0, 0, 0, 0, 0xff, 0x7f}
+}
+
+// Where the kernel has AppArmor: its profile is on every command, and holds
+// where the filter of system calls does not.
+func TestAppArmorHoldsWithoutSeccomp(t *testing.T) {
+	w := newWorld(t)
+	if w.r.mac.loader == nil {
+		if c := w.r.probeAppArmor(t.Context()); c.OK || !strings.Contains(c.Detail, "without it") {
+			t.Errorf("%+v", c)
+		}
+		t.Skip(w.r.mac.why)
+	}
+	for p := range w.r.programs {
+		w.r.programs[p] = allowAll()
+	}
+	names := map[string]bool{}
+	for _, p := range []confine.Profile{confine.Build, confine.Build, confine.Pwn} {
+		id := w.create(t, under(p))
+		name := w.r.sandboxes[id].record().AppArmor
+		if names[name] || !strings.HasPrefix(name, "dsec-"+string(p)+"-") {
+			t.Errorf("profile %q after %v", name, names)
+		}
+		names[name] = true
+		for _, user := range []string{"", "user"} {
+			o := w.run(t, id, process.Spec{Argv: []string{"cat", "/proc/self/attr/apparmor/current"}, User: user})
+			if o.stdout != name+" (enforce)\n" {
+				t.Errorf("as %q: %q %s", user, o.stdout, o.stderr)
+			}
+		}
+		w.want(t, id, "ping -c 1 127.0.0.1 >/dev/null 2>&1 && echo raw; echo end", map[bool]string{false: "end\n", true: "raw\nend\n"}[p == confine.Pwn])
+		if o := w.sh(t, id, "mount -t tmpfs none /tmp"); o.ExitCode == 0 || !strings.Contains(o.stderr, "ermission denied") {
+			t.Errorf("mount: %q %d", o.stderr, o.ExitCode)
+		}
+		w.want(t, id, "sleep 100 & kill $! && wait $!; echo $?", "143\n")
+		must(t, w.r.Stop(t.Context(), id, 0))
+		wantLoaded(t, w, name, false)
+		_, err := w.r.Start(t.Context(), id)
+		must(t, err)
+		wantLoaded(t, w, name, true)
+		w.want(t, id, "cat /proc/self/attr/apparmor/current", name+" (enforce)\n")
+	}
+	must(t, w.r.Close()) // another agent finds what is loaded, and removes what nobody has
+	must(t, w.r.mac.load(t.Context(), "dsec-build-"+fmt.Sprint(w.uidBase/idCount+999), confine.Build))
+	w.openRuntime(t)
+	left, err := w.r.mac.loader.Loaded("dsec-")
+	must(t, err)
+	if len(left) != len(names) {
+		t.Errorf("loaded %v, want %v", left, names)
+	}
+	for _, sb := range w.r.all() {
+		must(t, w.r.Destroy(t.Context(), sb.id))
+	}
+	if left, err := w.r.mac.loader.Loaded("dsec-"); err != nil || len(left) != 0 {
+		t.Errorf("left: %v %v", left, err)
+	}
+}
+
+func wantLoaded(t testing.TB, w *world, name string, want bool) {
+	t.Helper()
+	names, err := w.r.mac.loader.Loaded(name)
+	if must(t, err); (len(names) > 0) != want {
+		t.Errorf("%s is loaded: %v, want %v", name, names, want)
+	}
+}
