@@ -113,6 +113,9 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 	if info.Ended && info.Asked {
 		return r.adoptKilled(ctx, sb, info)
 	}
+	if err := r.reloadProfile(ctx, sb.rec); err != nil {
+		return err
+	}
 	if err := r.mounts.Use(ctx, id, sb.rec.Request.Layers.Layers); err != nil {
 		// The sandbox lives on its own copies of the mounts; only new sandboxes need ours.
 		r.log.Warn("layer mounts of a running sandbox", "sandbox", id, "err", err)

@@ -76,6 +76,19 @@ func (b *build) profileLoaded() []lifecycle.Step {
 	}, Undo: func(context.Context) error { return b.r.mac.remove(b.rec.AppArmor) }}}
 }
 
+// reloadProfile is for a sandbox that is taken over: who reloads the machine's
+// AppArmor may have removed what no file names, and commands would not start.
+func (r *Runtime) reloadProfile(ctx context.Context, rec *record) error {
+	if rec.AppArmor == "" || r.mac.loader == nil {
+		return nil
+	}
+	p, err := confine.ParseProfile(rec.Request.Spec.Profile)
+	if err != nil {
+		return err
+	}
+	return r.mac.load(ctx, rec.AppArmor, p)
+}
+
 // removeStrayProfiles removes those of our uid ranges that no running sandbox has.
 func (r *Runtime) removeStrayProfiles() error {
 	if r.mac.loader == nil {

@@ -120,7 +120,9 @@ func (r *Runtime) probeSeccomp(context.Context) runtime.Check {
 	var names []string
 	for _, p := range confine.Profiles {
 		name := fmt.Sprintf("%s (%d instructions)", p, len(r.programs[p])/8)
-		if _, err := r.profile(string(p)); err != nil {
+		if confine.Require(p, dsec.TierContainer) != nil {
+			name = fmt.Sprintf("not %s (needs %v)", p, confine.Minimum(p))
+		} else if _, err := r.profile(string(p)); err != nil {
 			name = fmt.Sprintf("not %s (%v)", p, err)
 		}
 		names = append(names, name)

@@ -1,7 +1,9 @@
 package container
 
 import (
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -53,8 +55,9 @@ var sysctls = append([]hold.Sysctl{
 }, nestedMax()...)
 
 func nestedMax() (list []hold.Sysctl) {
-	for name, most := range confine.NestedMax() {
-		list = append(list, hold.Sysctl{Path: "user/" + name, Value: strconv.Itoa(most)})
+	most := confine.NestedMax()
+	for _, name := range slices.Sorted(maps.Keys(most)) {
+		list = append(list, hold.Sysctl{Path: "user/" + name, Value: strconv.Itoa(most[name])})
 	}
 	return list
 }

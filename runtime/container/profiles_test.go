@@ -276,7 +276,13 @@ func TestAppArmorHoldsWithoutSeccomp(t *testing.T) {
 	}
 	must(t, w.r.Close()) // another agent finds what is loaded, and removes what nobody has
 	must(t, w.r.mac.load(t.Context(), "dsec-build-"+fmt.Sprint(w.uidBase/idCount+999), confine.Build))
+	for name := range names {
+		must(t, w.r.mac.loader.Remove(name)) // as aa-remove-unknown does
+	}
 	w.openRuntime(t)
+	for _, sb := range w.r.all() {
+		w.want(t, sb.id, "cat /proc/self/attr/apparmor/current", sb.record().AppArmor+" (enforce)\n")
+	}
 	left, err := w.r.mac.loader.Loaded("dsec-")
 	must(t, err)
 	if len(left) != len(names) {
