@@ -74,7 +74,7 @@ type Spec struct {
 	MirrorDeny []string          `json:"mirror_deny,omitempty"` // what the mirror refuses: "pypi:requests"
 	Limits     Limits            `json:"limits"`
 	Lifetimes  Lifetimes         `json:"lifetimes"`
-	Profile    string            `json:"profile,omitempty"`      // seccomp profile: "build" (default) or "debug"
+	Profile    string            `json:"profile,omitempty"`      // what it may ask of the kernel: "build" (default), "debug", "pwn", "desktop", "nested"
 	NoNewPrivs bool              `json:"no_new_privs,omitempty"` // refuse setuid and file capabilities inside
 	OOM        OOMPolicy         `json:"oom,omitempty"`
 	Mounts     []HostMount       `json:"mounts,omitempty"`

@@ -86,8 +86,8 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 		Cwd: first(s.Cwd, spec.Workdir, path.Join("/", image.Workdir)),
 		UID: who.uid, GID: who.gid, Groups: who.groups,
 		Caps: capsFor(who.uid, confine.Capabilities(profile)), NoNewPrivs: spec.NoNewPrivs,
-		Seccomp: r.programs[profile], OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
-	e.Rlimits = r.rlimits
+		Seccomp: r.programs[profile], AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
+	e.Rlimits = r.rlimits[profile]
 	r.capOutput(ctx, sb, &e.Spec)
 	return r.hold.Exec(ctx, e)
 }
@@ -104,9 +104,9 @@ func withMirror(image []string, p dsec.NetworkPolicy) []string {
 
 // ownRlimits are the profile's within what this process may hand on: the hold
 // was started by one like it.
-func ownRlimits() []hold.Rlimit {
+func ownRlimits(p confine.Profile) []hold.Rlimit {
 	var out []hold.Rlimit
-	for _, l := range confine.Rlimits() {
+	for _, l := range confine.Rlimits(p) {
 		var have unix.Rlimit
 		if err := unix.Getrlimit(l.Resource, &have); err == nil {
 			l = l.Within(have.Max)

@@ -37,7 +37,7 @@ type Spec struct {
 	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "mirror-only", "open"
 	Limits        *Limits                `protobuf:"bytes,11,opt,name=limits,proto3" json:"limits,omitempty"`
 	Lifetimes     *Lifetimes             `protobuf:"bytes,12,opt,name=lifetimes,proto3" json:"lifetimes,omitempty"`
-	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug"
+	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug", "pwn", "desktop", "nested"
 	NoNewPrivs    bool                   `protobuf:"varint,14,opt,name=no_new_privs,json=noNewPrivs,proto3" json:"no_new_privs,omitempty"`
 	Oom           string                 `protobuf:"bytes,15,opt,name=oom,proto3" json:"oom,omitempty"` // "exec" (default), "sandbox"
 	Mounts        []*HostMount           `protobuf:"bytes,16,rep,name=mounts,proto3" json:"mounts,omitempty"`

@@ -51,7 +51,7 @@ func (s *specFlags) register(c *cobra.Command) {
 	f.DurationVar(&p.Lifetimes.Lifetime, "lifetime", 0, "stop after so long, like 8h (default: never)")
 	f.DurationVar(&p.Lifetimes.Retention, "retention", 0, "delete a sandbox so long after it stopped, disk and all (default 1h)")
 	f.DurationVar(&p.Lifetimes.KeepFailed, "keep-on-failure", 0, "pack the disk before it goes, if the sandbox does not end well, and keep it so long, like 24h")
-	f.StringVar(&p.Profile, "profile", "", "system calls: build or debug (default build)")
+	f.StringVar(&p.Profile, "profile", "", "system calls: build, debug, pwn, desktop or nested, see dsec profile (default build)")
 	f.BoolVar(&p.NoNewPrivs, "no-new-privs", false, "refuse setuid programs inside")
 	f.StringVar(&s.oom, "oom", "", "what out of memory ends: exec or sandbox (default exec)")
 	f.StringArrayVar(&s.mounts, "mount", nil, "SOURCE:TARGET, read-only, below a root the node allows (repeat)")
