@@ -317,6 +317,13 @@ func (s *sandboxes) Grade(ctx context.Context, req *dsecv1.GradeRequest) (*dsecv
 	if req.CallId == "" {
 		req.CallId = "g" + dsec.Random(24) // a retry inside the platform must find what the first try began
 	}
+	if spec.Where != dsec.GradeSame { // the grader's is a sandbox as others are
+		release, err := s.quota.take(principal(ctx).Project, s.cfg.MaxLive, s.cfg.Cluster.Live)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+	}
 	ctx, cancel := within(ctx, commitWithin)
 	defer cancel()
 	resp := &dsecv1.GradeResponse{}

@@ -122,3 +122,22 @@ func (f *gradeFS) makeRoom(ctx context.Context, p *gradePlan, e gradeEntry) erro
 	}
 	return err
 }
+
+// letThrough lets everybody search the directories that lead to a declared path:
+// the grader is not root, and what was declared may be below /root.
+func (f *gradeFS) letThrough(ctx context.Context, name string) error {
+	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
+		i, err := f.stat(ctx, dir)
+		if err != nil {
+			return err
+		}
+		if i == nil || i.Kind != files.Dir || i.Mode&0o001 != 0 {
+			continue
+		}
+		mode := i.Mode | 0o001
+		if err := f.SetAttr(ctx, dir, files.Attr{Mode: &mode}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -259,6 +259,11 @@ func (r *graderRun) apply(ctx context.Context, p *gradePlan, im *erofs.Image, pa
 	if err != nil {
 		return err
 	}
+	for _, name := range names {
+		if err := r.fs.letThrough(ctx, name); err != nil {
+			return err
+		}
+	}
 	return r.give(ctx)
 }
 
