@@ -53,8 +53,9 @@ const (
 
 // Caps on a GradeSpec and on what a grading moves.
 const (
-	MaxGradePaths  = 64 // of each list
-	MaxGradeFiles  = 1 << 20
+	MaxGradePaths  = 64        // of each list
+	MaxGradeFiles  = 1 << 20   // bytes of the files that only the grader gets
+	MaxGradeWord   = 128 << 10 // of the command, as the kernel has it
 	MaxGradeTime   = 25 * time.Minute
 	MaxGradeBytes  = 4 << 30 // of declared files, holes counted
 	MaxGradeCount  = 200_000 // declared entries

@@ -310,14 +310,10 @@ func (s *sandboxes) Changes(ctx context.Context, req *dsecv1.ChangesRequest) (*d
 }
 
 func (s *sandboxes) Grade(ctx context.Context, req *dsecv1.GradeRequest) (*dsecv1.GradeResponse, error) {
-	spec := wire.GradeSpecFrom(req)
-	if err := spec.Validate(); err != nil {
-		return nil, err
-	}
 	if req.CallId == "" {
 		req.CallId = "g" + dsec.Random(24) // a retry inside the platform must find what the first try began
 	}
-	if spec.Where != dsec.GradeSame { // the grader's is a sandbox as others are
+	if req.Where != string(dsec.GradeSame) { // the grader's is a sandbox as others are
 		release, err := s.quota.take(principal(ctx).Project, s.cfg.MaxLive, s.cfg.Cluster.Live)
 		if err != nil {
 			return nil, err

@@ -120,6 +120,9 @@ func (p *gradePlan) take(name string, n *erofs.Node, hidden bool) error {
 		return nil
 	}
 	switch {
+	case kind != erofs.TypeDir && dsec.Within(dsec.GradeDir, name) && !n.IsWhiteout():
+		p.refuse(name, "it is on the way to the reward")
+		return nil
 	case n.IsWhiteout():
 		if !hidden {
 			p.gone(name)

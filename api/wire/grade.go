@@ -2,6 +2,8 @@ package wire
 
 import (
 	"encoding/json"
+	"maps"
+	"slices"
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
@@ -10,10 +12,13 @@ import (
 // GradeSpec for the wire.
 func GradeSpec(id dsec.SandboxID, s dsec.GradeSpec, callID string) *dsecv1.GradeRequest {
 	out := &dsecv1.GradeRequest{Id: string(id), CallId: callID, Where: string(s.Where), Command: s.Command, Paths: s.Paths, Exclude: s.Exclude,
-		Env: s.Env, Workdir: s.Workdir, User: s.User, Timeout: seconds(s.Timeout), Files: s.Files, Network: string(s.Network),
+		Env: s.Env, Workdir: s.Workdir, User: s.User, Timeout: seconds(s.Timeout), Network: string(s.Network),
 		Allow: rules(s.Allow), Limits: limits(s.Limits), Verify: s.Verify}
 	for _, l := range s.Layers {
 		out.Layers = append(out.Layers, string(l))
+	}
+	for _, p := range slices.Sorted(maps.Keys(s.Files)) {
+		out.Files = append(out.Files, &dsecv1.GradeFile{Path: p, Data: s.Files[p]})
 	}
 	return out
 }
@@ -21,10 +26,16 @@ func GradeSpec(id dsec.SandboxID, s dsec.GradeSpec, callID string) *dsecv1.Grade
 // GradeSpecFrom the wire.
 func GradeSpecFrom(p *dsecv1.GradeRequest) dsec.GradeSpec {
 	out := dsec.GradeSpec{Where: dsec.GradeWhere(p.GetWhere()), Command: p.GetCommand(), Paths: p.GetPaths(), Exclude: p.GetExclude(),
-		Env: p.GetEnv(), Workdir: p.GetWorkdir(), User: p.GetUser(), Timeout: duration(p.GetTimeout()), Files: p.GetFiles(),
+		Env: p.GetEnv(), Workdir: p.GetWorkdir(), User: p.GetUser(), Timeout: duration(p.GetTimeout()),
 		Network: dsec.NetworkMode(p.GetNetwork()), Allow: rulesFrom(p.GetAllow()), Limits: limitsFrom(p.GetLimits()), Verify: p.GetVerify()}
 	for _, l := range p.GetLayers() {
 		out.Layers = append(out.Layers, dsec.LayerRef(l))
+	}
+	if len(p.GetFiles()) > 0 {
+		out.Files = make(map[string][]byte, len(p.Files))
+	}
+	for _, f := range p.GetFiles() { // of two with one path the last counts
+		out.Files[f.GetPath()] = f.GetData()
 	}
 	return out
 }

@@ -2923,11 +2923,11 @@ type GradeRequest struct {
 	Exclude       []string               `protobuf:"bytes,6,rep,name=exclude,proto3" json:"exclude,omitempty"` // globs of whole paths
 	Env           map[string]string      `protobuf:"bytes,7,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
-	User          string                 `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`                                                                              // default "60606:60606"
-	Timeout       float64                `protobuf:"fixed64,10,opt,name=timeout,proto3" json:"timeout,omitempty"`                                                                     // seconds; default 600
-	Layers        []string               `protobuf:"bytes,11,rep,name=layers,proto3" json:"layers,omitempty"`                                                                         // only the grader gets them
-	Files         map[string][]byte      `protobuf:"bytes,12,rep,name=files,proto3" json:"files,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // only the grader gets them
-	Network       string                 `protobuf:"bytes,13,opt,name=network,proto3" json:"network,omitempty"`                                                                       // default "none"
+	User          string                 `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`          // default "60606:60606"
+	Timeout       float64                `protobuf:"fixed64,10,opt,name=timeout,proto3" json:"timeout,omitempty"` // seconds; default 600
+	Layers        []string               `protobuf:"bytes,11,rep,name=layers,proto3" json:"layers,omitempty"`     // only the grader gets them
+	Files         []*GradeFile           `protobuf:"bytes,12,rep,name=files,proto3" json:"files,omitempty"`       // only the grader gets them
+	Network       string                 `protobuf:"bytes,13,opt,name=network,proto3" json:"network,omitempty"`   // default "none"
 	Allow         []*NetworkRule         `protobuf:"bytes,14,rep,name=allow,proto3" json:"allow,omitempty"`
 	Limits        *Limits                `protobuf:"bytes,15,opt,name=limits,proto3" json:"limits,omitempty"` // zero fields: those of the sandbox
 	Verify        []string               `protobuf:"bytes,16,rep,name=verify,proto3" json:"verify,omitempty"` // of "same"
@@ -3042,7 +3042,7 @@ func (x *GradeRequest) GetLayers() []string {
 	return nil
 }
 
-func (x *GradeRequest) GetFiles() map[string][]byte {
+func (x *GradeRequest) GetFiles() []*GradeFile {
 	if x != nil {
 		return x.Files
 	}
@@ -3073,6 +3073,58 @@ func (x *GradeRequest) GetLimits() *Limits {
 func (x *GradeRequest) GetVerify() []string {
 	if x != nil {
 		return x.Verify
+	}
+	return nil
+}
+
+type GradeFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GradeFile) Reset() {
+	*x = GradeFile{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GradeFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GradeFile) ProtoMessage() {}
+
+func (x *GradeFile) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GradeFile.ProtoReflect.Descriptor instead.
+func (*GradeFile) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *GradeFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *GradeFile) GetData() []byte {
+	if x != nil {
+		return x.Data
 	}
 	return nil
 }
@@ -3317,7 +3369,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x03R\tdiskLimit\x12\x1b\n" +
 	"\toom_kills\x18\v \x01(\x03R\boomKills\x12\x1f\n" +
 	"\vpids_denied\x18\f \x01(\x03R\n" +
-	"pidsDenied\"\xda\x04\n" +
+	"pidsDenied\"\x92\x04\n" +
 	"\fGradeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\acall_id\x18\x02 \x01(\tR\x06callId\x12\x14\n" +
@@ -3330,19 +3382,18 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x04user\x18\t \x01(\tR\x04user\x12\x18\n" +
 	"\atimeout\x18\n" +
 	" \x01(\x01R\atimeout\x12\x16\n" +
-	"\x06layers\x18\v \x03(\tR\x06layers\x126\n" +
-	"\x05files\x18\f \x03(\v2 .dsec.v1.GradeRequest.FilesEntryR\x05files\x12\x18\n" +
+	"\x06layers\x18\v \x03(\tR\x06layers\x12(\n" +
+	"\x05files\x18\f \x03(\v2\x12.dsec.v1.GradeFileR\x05files\x12\x18\n" +
 	"\anetwork\x18\r \x01(\tR\anetwork\x12*\n" +
 	"\x05allow\x18\x0e \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12'\n" +
 	"\x06limits\x18\x0f \x01(\v2\x0f.dsec.v1.LimitsR\x06limits\x12\x16\n" +
 	"\x06verify\x18\x10 \x03(\tR\x06verify\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a8\n" +
-	"\n" +
-	"FilesEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x012\xf9\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"3\n" +
+	"\tGradeFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\xf9\x06\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -3419,11 +3470,11 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*StatsRequest)(nil),          // 40: dsec.v1.StatsRequest
 	(*StatsResponse)(nil),         // 41: dsec.v1.StatsResponse
 	(*GradeRequest)(nil),          // 42: dsec.v1.GradeRequest
-	nil,                           // 43: dsec.v1.Spec.EnvEntry
-	nil,                           // 44: dsec.v1.Spec.LabelsEntry
-	nil,                           // 45: dsec.v1.ListRequest.LabelsEntry
-	nil,                           // 46: dsec.v1.GradeRequest.EnvEntry
-	nil,                           // 47: dsec.v1.GradeRequest.FilesEntry
+	(*GradeFile)(nil),             // 43: dsec.v1.GradeFile
+	nil,                           // 44: dsec.v1.Spec.EnvEntry
+	nil,                           // 45: dsec.v1.Spec.LabelsEntry
+	nil,                           // 46: dsec.v1.ListRequest.LabelsEntry
+	nil,                           // 47: dsec.v1.GradeRequest.EnvEntry
 	(*Result)(nil),                // 48: dsec.v1.Result
 	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
 	(*Step)(nil),                  // 50: dsec.v1.Step
@@ -3431,11 +3482,11 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*ErrorDetail)(nil),           // 52: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	43, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	44, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	3,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	4,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	44, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	45, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
 	1,  // 6: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
 	0,  // 7: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
@@ -3456,7 +3507,7 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	6,  // 22: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
 	52, // 23: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
 	6,  // 24: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	45, // 25: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	46, // 25: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
 	6,  // 26: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
 	6,  // 27: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
 	6,  // 28: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
@@ -3473,8 +3524,8 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	35, // 39: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
 	49, // 40: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
 	39, // 41: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	46, // 42: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
-	47, // 43: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeRequest.FilesEntry
+	47, // 42: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
+	43, // 43: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
 	1,  // 44: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
 	3,  // 45: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
 	9,  // 46: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
