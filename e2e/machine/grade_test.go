@@ -301,3 +301,96 @@ func joinTars(t *testing.T, all ...[]byte) []byte {
 	}
 	return out.Bytes()
 }
+
+// TestGradingOnAMachine: what only the grader has, what of a grading outlives an
+// agent, and what grading in the same sandbox says.
+func TestGradingOnAMachine(t *testing.T) {
+	h := start(t)
+	h.image("hidden", tarOf(t, "repo/tests/hidden", "ours\n"))
+	id := h.create(func(s *dsec.Spec) { s.Env = map[string]string{"WHO": "box"}; s.Workdir = "/repo" })
+	h.sh(id, "mkdir -p /repo/tests; echo theirs > /repo/tests/hidden; echo 42 > /repo/answer; ln /repo/answer /repo/again; chmod 4700 /repo/answer; echo x > /root/secret")
+
+	spec := dsec.GradeSpec{Layers: []dsec.LayerRef{"hidden"}, Timeout: time.Minute, Command: []string{"sh", "-c",
+		`cat tests/hidden answer again; echo $WHO $(id -u); test -u answer && exit 8; test -e /root/secret && exit 9; echo '{"reward": 0.5, "n": 1}' > $DSEC_REWARD`}}
+	for _, state := range []dsec.State{dsec.Running, dsec.Paused, dsec.Stopped} {
+		switch state {
+		case dsec.Paused:
+			_, err := h.Pause(t.Context(), id)
+			must(t, err)
+		case dsec.Stopped:
+			_, err := h.Stop(t.Context(), id, "")
+			must(t, err)
+		}
+		res, err := h.Grade(t.Context(), id, spec, "")
+		must(t, err)
+		if res.Cause != dsec.CauseCompleted || *res.Reward != 0.5 || string(res.Output) != "ours\n42\n42\nbox 60606\n" || res.Applied.Refused != 1 {
+			t.Errorf("%s: %+v\n%s", state, res, res.Output)
+		}
+		if got := h.states(t.Context()); len(got) != 1 || got[id] != state {
+			t.Errorf("%s: %v", state, got)
+		}
+	}
+	_, err := h.Start(t.Context(), id)
+	must(t, err)
+
+	out := h.cli("grade", string(id), "--path", "/repo", "-o", "json", "--", "/bin/sh", "-c", "echo 1 > $DSEC_REWARD")
+	if !strings.Contains(out, `"reward":1`) || !strings.Contains(out, `"where":"fresh"`) {
+		t.Errorf("%s", out)
+	}
+	if why := h.cli("why", string(id)); !strings.Contains(why, "completed, reward 0.5, where fresh") {
+		t.Errorf("%s", why)
+	}
+	h.gradesSame(id)
+
+	spec.Command = []string{"sh", "-c", "sleep 2; echo 1 > $DSEC_REWARD"}
+	ended := make(chan dsec.GradeResult, 1)
+	go func() {
+		res, err := h.Grade(t.Context(), id, spec, "once") // tries again when the agent is back
+		if err != nil {
+			t.Errorf("after the agent ended: %v", err)
+		}
+		ended <- res
+	}()
+	eventually(t, "the grader runs", func() bool { return len(h.states(t.Context())) == 2 })
+	h.Kill("node")
+	res := <-ended
+	if res.Cause != dsec.CauseCompleted || *res.Reward != 1 {
+		t.Errorf("%+v", res)
+	}
+	eventually(t, "nothing is left of the graders", func() bool { got := h.states(t.Context()); return len(got) == 1 && got[id] == dsec.Running })
+}
+
+func (h *host) gradesSame(id dsec.SandboxID) {
+	h.t.Helper()
+	spec := dsec.GradeSpec{Where: dsec.GradeSame, Timeout: time.Minute, Command: []string{"/bin/sh", "-c", "cat /repo/answer && echo 1 > $DSEC_REWARD"}, User: "0:0"}
+	res, err := h.Grade(h.t.Context(), id, spec, "")
+	must(h.t, err)
+	if res.Cause != dsec.CauseCompleted || res.Where != dsec.GradeSame || res.Sandbox != id || res.Tampered || *res.Reward != 1 {
+		h.t.Errorf("%+v %s", res, res.Output)
+	}
+	for _, script := range []string{"echo x > /etc/ld.so.preload; rm /etc/ld.so.preload; cp /bin/busybox /bin/b; mv /bin/b /bin/busybox", "mkdir -p /usr/lib; echo x > /usr/lib/y"} {
+		h.sh(id, script)
+		res, err := h.Grade(h.t.Context(), id, spec, "")
+		must(h.t, err)
+		if res.Cause != dsec.CauseGraderError || !res.Tampered || res.Reward != nil {
+			h.t.Errorf("%s: %+v", script, res)
+		}
+	}
+}
+
+// tarOf is a tree of one file.
+func tarOf(t *testing.T, name, text string) []byte {
+	t.Helper()
+	b := &baseTar{t: t}
+	b.tw = tar.NewWriter(&b.buf)
+	b.put(name, []byte(text), 0o644)
+	must(t, b.tw.Close())
+	return b.buf.Bytes()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
