@@ -12,9 +12,9 @@ import (
 	"github.com/opendsec/dsec/internal/failpoint"
 )
 
-// grader runs a script, in a fresh sandbox, of what is at /root/work.
+// grader runs a script, in a fresh sandbox, of what is at /root/task.
 func grader(script string, change func(*dsec.GradeSpec)) dsec.GradeSpec {
-	s := dsec.GradeSpec{Command: []string{"sh", "-c", script}, Paths: []string{"/root/work"}, Timeout: time.Minute}
+	s := dsec.GradeSpec{Command: []string{"sh", "-c", script}, Paths: []string{"/root/task"}, Timeout: time.Minute}
 	if change != nil {
 		change(&s)
 	}
@@ -33,7 +33,7 @@ func (w *world) grade(id dsec.SandboxID, s dsec.GradeSpec, callID string) dsec.G
 func TestFreshGradingSeesOnlyWhatWasDeclared(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(nil)
-	w.run(sb.ID, "mkdir /root/work; echo answer > /root/work/a; echo hidden > /root/other; echo bad > /etc/group")
+	w.run(sb.ID, "mkdir /root/task; echo answer > /root/task/a; echo hidden > /root/other; echo bad > /etc/group")
 	for _, state := range []dsec.State{dsec.Running, dsec.Paused, dsec.Stopped} {
 		switch state {
 		case dsec.Paused:
@@ -45,7 +45,7 @@ func TestFreshGradingSeesOnlyWhatWasDeclared(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		res := w.grade(sb.ID, grader("cat /root/work/a; cat /root/other /etc/group; id -u; echo 0.5 > $DSEC_REWARD", nil), "")
+		res := w.grade(sb.ID, grader("cat /root/task/a; cat /root/other /etc/group; id -u; echo 0.5 > $DSEC_REWARD", nil), "")
 		if res.Cause != dsec.CauseCompleted || res.Reward == nil || *res.Reward != 0.5 {
 			t.Fatalf("%s: %+v", state, res)
 		}
@@ -76,11 +76,11 @@ func TestFreshGradingSeesOnlyWhatWasDeclared(t *testing.T) {
 func TestNoRewardIsNotAReward(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(nil)
-	w.run(sb.ID, "mkdir /root/work; echo 1 > /root/work/reward")
+	w.run(sb.ID, "mkdir /root/task; echo 1 > /root/task/reward")
 	for script, want := range map[string]string{
-		"true":                                             "there is none",
-		"echo nan > $DSEC_REWARD":                          "neither a JSON number",
-		"touch $DSEC_REWARD":                               "empty",
+		"true":                    "there is none",
+		"echo nan > $DSEC_REWARD": "neither a JSON number",
+		"touch $DSEC_REWARD":      "empty",
 		"echo '{\"reward\": \"1\"}' > $DSEC_REWARD":        "not a number",
 		"mkdir $DSEC_REWARD":                               "is a dir",
 		"echo 1 > $DSEC_REWARD; exit 3":                    "ended with 3",
@@ -121,9 +121,9 @@ func TestWhatIsRemovedIsRemovedForTheGrader(t *testing.T) {
 func TestTheFilesOfTheGraderWin(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(nil)
-	w.run(sb.ID, "mkdir /root/work; echo theirs > /root/work/test")
-	res := w.grade(sb.ID, grader("cat /root/work/test; echo 1 > $DSEC_REWARD", func(s *dsec.GradeSpec) {
-		s.Files = map[string][]byte{"/root/work/test": []byte("ours\n"), "/grader/x": []byte("y")}
+	w.run(sb.ID, "mkdir /root/task; echo theirs > /root/task/test")
+	res := w.grade(sb.ID, grader("cat /root/task/test; echo 1 > $DSEC_REWARD", func(s *dsec.GradeSpec) {
+		s.Files = map[string][]byte{"/root/task/test": []byte("ours\n"), "/grader/x": []byte("y")}
 	}), "")
 	if res.Cause != dsec.CauseCompleted || string(res.Output) != "ours\n" {
 		t.Errorf("%+v %s", res, res.Output)
@@ -133,7 +133,7 @@ func TestTheFilesOfTheGraderWin(t *testing.T) {
 func TestOneCallIsOneGrading(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(nil)
-	w.run(sb.ID, "mkdir /root/work")
+	w.run(sb.ID, "mkdir /root/task")
 	s := grader("echo 1 > $DSEC_REWARD", nil)
 	results := make([]dsec.GradeResult, 5)
 	var wg sync.WaitGroup
@@ -166,7 +166,7 @@ func TestOneCallIsOneGrading(t *testing.T) {
 func TestACallerThatLeavesWithoutAKeyEndsTheGrading(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(nil)
-	w.run(sb.ID, "mkdir /root/work")
+	w.run(sb.ID, "mkdir /root/task")
 	ctx, leave := context.WithCancel(t.Context())
 	defer failpoint.Arm("node.grade.fresh", failpoint.Call(leave))()
 	_, err := w.Grade(ctx, sb.ID, grader("sleep 1000", nil), "")
@@ -180,7 +180,7 @@ func TestACallerThatLeavesWithoutAKeyEndsTheGrading(t *testing.T) {
 func TestAGradersSandboxDoesNotOutliveAnAgent(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(nil)
-	w.run(sb.ID, "mkdir /root/work")
+	w.run(sb.ID, "mkdir /root/task")
 	g, err := w.Create(t.Context(), "proj", spec(nil))
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +198,7 @@ func TestAGradersSandboxDoesNotOutliveAnAgent(t *testing.T) {
 func TestGradingThatCannotBeginIsAnError(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Budgets.MaxLive = 1 })
 	sb := w.create(nil)
-	w.run(sb.ID, "mkdir /root/work")
+	w.run(sb.ID, "mkdir /root/task")
 	_, err := w.Grade(t.Context(), sb.ID, grader("true", nil), "k")
 	wantClass(t, err, dsec.ResourceExhausted)
 	if _, err := w.Stop(t.Context(), sb.ID, "", ""); err != nil {
@@ -219,13 +219,13 @@ func TestGradingThatCannotBeginIsAnError(t *testing.T) {
 func TestSameGradingSaysWhatWasTampered(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(nil)
-	same := grader("cat /root/work/a; echo 1 > $DSEC_REWARD", func(s *dsec.GradeSpec) { s.Where, s.Paths = dsec.GradeSame, nil })
-	w.run(sb.ID, "mkdir /root/work; echo x > /root/work/a")
+	same := grader("cat /root/task/a; echo 1 > $DSEC_REWARD", func(s *dsec.GradeSpec) { s.Where, s.Paths = dsec.GradeSame, nil })
+	w.run(sb.ID, "mkdir /root/task; echo x > /root/task/a")
 	res := w.grade(sb.ID, same, "")
 	if res.Cause != dsec.CauseCompleted || res.Where != dsec.GradeSame || res.Sandbox != sb.ID || res.Tampered {
 		t.Fatalf("%+v", res)
 	}
-	same.Verify = []string{"/root/work"}
+	same.Verify = []string{"/root/task"}
 	if res := w.grade(sb.ID, same, ""); res.Cause != dsec.CauseGraderError || !res.Tampered || res.Reward != nil {
 		t.Errorf("%+v", res)
 	}
