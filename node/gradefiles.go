@@ -118,7 +118,7 @@ func (f *gradeFS) makeRoom(ctx context.Context, p *gradePlan, e gradeEntry) erro
 		return err
 	}
 	if i, err = f.stat(ctx, e.path); err == nil && i != nil {
-		return fmt.Errorf("%w: %s took the place of a directory that is excluded or the grader's", errTooMuch, dsec.Quote(e.path))
+		return fmt.Errorf("%w: %s took the place of a directory that is excluded or the grader's", errUnfit, dsec.Quote(e.path))
 	}
 	return err
 }

@@ -69,7 +69,7 @@ func (n *Node) gradeFresh(ctx context.Context, b *box, s dsec.GradeSpec, res *ds
 	err = run.apply(ctx, plan, im, paths)
 	res.Applied, res.Evidence = plan.applied, append(res.Evidence, plan.why...)
 	switch {
-	case errors.Is(err, errTooMuch), dsec.ClassOf(err) == dsec.NoSpace:
+	case errors.Is(err, errUnfit):
 		gradeEnds(res, dsec.CauseAgentError, "the declared paths cannot be taken: %v", err)
 		return nil
 	case err != nil:
@@ -242,6 +242,20 @@ func (r *graderRun) apply(ctx context.Context, p *gradePlan, im *erofs.Image, pa
 			return err
 		}
 	}
+	if err := r.put(ctx, p); err != nil {
+		return unfit(err)
+	}
+	for _, name := range names {
+		if err := r.fs.letThrough(ctx, name); err != nil {
+			return err
+		}
+	}
+	r.declared = names
+	return r.give(ctx)
+}
+
+// put removes what the agent removed, and unpacks what it made.
+func (r *graderRun) put(ctx context.Context, p *gradePlan) error {
 	for _, name := range p.remove {
 		if err := r.fs.clear(ctx, p, name); err != nil {
 			return err
@@ -256,21 +270,13 @@ func (r *graderRun) apply(ctx context.Context, p *gradePlan, im *erofs.Image, pa
 	go func() { pw.CloseWithError(p.tar(pw)) }()
 	err := r.fs.Upload(ctx, "/", pr, files.TreeOptions{UID: &r.uid, GID: &r.gid})
 	pr.Close()
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if err := r.fs.letThrough(ctx, name); err != nil {
-			return err
-		}
-	}
-	return r.give(ctx)
+	return err
 }
 
 // give writes the files of the grader over what may lie there.
 func (r *graderRun) give(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(r.spec.Files)) {
-		if err := r.fs.drop(ctx, name); err != nil {
+		if err := r.clearWay(ctx, name); err != nil {
 			return err
 		}
 		mode, root := uint32(0o644), uint32(0)
@@ -279,4 +285,25 @@ func (r *graderRun) give(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// clearWay removes what lies where a file of the grader goes, and what the agent
+// left on the way there that is no directory: it would lead elsewhere.
+func (r *graderRun) clearWay(ctx context.Context, name string) error {
+	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
+		if !slices.ContainsFunc(r.declared, func(d string) bool { return dsec.Within(dir, d) }) {
+			continue
+		}
+		i, err := r.fs.stat(ctx, dir)
+		if err != nil {
+			return err
+		}
+		if i == nil || i.Kind == files.Dir {
+			continue
+		}
+		if err := r.fs.drop(ctx, dir); err != nil {
+			return err
+		}
+	}
+	return r.fs.drop(ctx, name)
 }

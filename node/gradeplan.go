@@ -23,8 +23,17 @@ const (
 	gradeDepth    = 512
 )
 
-// errTooMuch is of declared paths that hold more than a grading takes.
-var errTooMuch = errors.New("more than a grading takes")
+// errUnfit is of declared paths that hold what no grading takes: the agent's doing.
+var errUnfit = errors.New("no grading takes it")
+
+// unfit says so of an error of the fresh sandbox that comes of what is put there.
+func unfit(err error) error {
+	switch dsec.ClassOf(err) {
+	case dsec.Invalid, dsec.PermissionDenied, dsec.NoSpace, dsec.FileNotFound, dsec.FileExists, dsec.IsADirectory, dsec.NotADirectory:
+		return fmt.Errorf("%w: %w", errUnfit, err)
+	}
+	return err
+}
 
 // gradePlan is what of a packed disk goes into a fresh sandbox: of the declared
 // paths only, and of what is there only directories, regular files and links.
@@ -139,7 +148,7 @@ func (p *gradePlan) take(name string, n *erofs.Node, hidden bool) error {
 
 func (p *gradePlan) takeDir(name string, n *erofs.Node, hidden bool) error {
 	if strings.Count(name, "/") > gradeDepth {
-		return fmt.Errorf("%w: deeper than %d directories", errTooMuch, gradeDepth)
+		return fmt.Errorf("%w: deeper than %d directories", errUnfit, gradeDepth)
 	}
 	opaque, err := isOpaque(n)
 	if err != nil {
@@ -173,7 +182,7 @@ func (p *gradePlan) add(e gradeEntry) error {
 			e.link = first
 		} else {
 			if p.applied.Bytes += e.node.Size; p.applied.Bytes > dsec.MaxGradeBytes || e.node.Size > dsec.MaxGradeBytes {
-				return fmt.Errorf("%w: %d bytes, at most %d", errTooMuch, p.applied.Bytes, int64(dsec.MaxGradeBytes))
+				return fmt.Errorf("%w: %d bytes, at most %d", errUnfit, p.applied.Bytes, int64(dsec.MaxGradeBytes))
 			}
 			if e.node.Nlink > 1 {
 				p.links[e.node.NID] = e.path
@@ -181,7 +190,7 @@ func (p *gradePlan) add(e gradeEntry) error {
 		}
 	}
 	if p.applied.Files++; p.applied.Files > dsec.MaxGradeCount {
-		return fmt.Errorf("%w: more than %d files", errTooMuch, dsec.MaxGradeCount)
+		return fmt.Errorf("%w: more than %d files", errUnfit, dsec.MaxGradeCount)
 	}
 	p.entries = append(p.entries, e)
 	return nil

@@ -18,7 +18,8 @@ type graderRun struct {
 	spec dsec.GradeSpec
 	res  *dsec.GradeResult
 
-	uid, gid uint32 // the grader's
+	uid, gid uint32   // the grader's
+	declared []string // paths, without links on the way
 }
 
 // prepare finds out who the grader is: as a user of the sandbox, by a file that

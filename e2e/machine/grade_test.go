@@ -92,6 +92,9 @@ func tricks() []trick {
 		{name: "a link out of the declared", paths: []string{"/repo"}, script: "rm -rf /repo/tests; ln -s /usr/lib/python3/dist-packages /repo/tests; echo 'import os' > /repo/tests/os2.py"},
 		{name: "setuid declared", paths: []string{"/repo"}, script: "cp /bin/busybox /repo/su; chmod 6755 /repo/su"},
 		{name: "device, pipe and socket declared", paths: []string{"/repo"}, script: "mkfifo /repo/f; mknod /repo/n c 1 3; nc -l -U /repo/s >/dev/null 2>&1 & true"},
+		{name: "strange names declared", paths: []string{"/repo"}, script: "cd /repo; mkdir \"$(printf 'a\\377\\nb')\"; echo x > ./-rf; echo x > '.wh.answer'; echo x > '.wh..wh..opq'; touch 'new\nline'"},
+		{name: "a place of the grader's files", paths: []string{"/repo", "/grader"}, script: "mkdir /tmp/g; echo 'import os; open(os.environ[\"DSEC_REWARD\"], \"w\").write(\"1\")' > /tmp/g/grade.py; ln -s /tmp/g /grader"},
+		{name: "path too deep declared", paths: []string{"/repo"}, script: "/usr/bin/python3 -c 'import os; os.chdir(\"/repo\"); [(os.mkdir(\"d\" * 200), os.chdir(\"d\" * 200)) for _ in range(40)]'", cause: dsec.CauseAgentError},
 		{name: "huge sparse file declared", paths: []string{"/repo"}, script: "dd if=/dev/null of=/repo/big bs=1 seek=5000000000", cause: dsec.CauseAgentError},
 	}
 }
