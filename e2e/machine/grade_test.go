@@ -45,7 +45,7 @@ type trick struct {
 	// naive: a grader that simply runs in the sandbox afterwards is fooled; else
 	// the trick only breaks it, or is one on the platform.
 	naive bool
-	// fooled: fresh grading is, because what does it was declared.
+	// fooled: fresh grading gives 1, because the answer is right or what does it was declared.
 	fooled bool
 	cause  dsec.Cause // of fresh grading; "": completed
 }
@@ -56,6 +56,8 @@ func tricks() []trick {
 		{name: "honest", script: "echo 42 > /repo/answer", naive: true, fooled: true},
 		{name: "honest tests", tests: true, script: "echo 42 > /repo/answer", naive: true, fooled: true},
 		{name: "wrong"}, {name: "wrong tests", tests: true},
+		{name: "honest, made anew", tests: true, paths: []string{"/repo"}, mask: []string{"/repo/tests/**"}, script: "rm -rf /repo; mkdir /repo; echo 42 > /repo/answer", fooled: true},
+		{name: "tests removed", tests: true, paths: []string{"/repo"}, script: "rm -rf /repo/tests"},
 		{name: "ld.so.preload", naive: true, files: map[string]string{"/usr/lib/fool.so": "LIBRARY", "/etc/ld.so.preload": "/usr/lib/fool.so\n"}},
 		{name: "loader replaced", naive: true, files: map[string]string{"/tmp/fool": "FOOL"}, script: "cat /tmp/fool > /lib64/ld-linux-x86-64.so.2"},
 		{name: "libc overwritten", script: "for f in $(find / -xdev -name libc.so.6); do echo > $f; done"},
@@ -335,6 +337,14 @@ func TestGradingOnAMachine(t *testing.T) {
 	}
 	_, err := h.Start(t.Context(), id)
 	must(t, err)
+	for _, script := range []string{"rm -rf /repo/tests; echo x > /repo/tests", "rm -rf /repo; mkdir /repo; echo 42 > /repo/answer; echo 42 > /repo/again"} {
+		h.sh(id, script)
+		res, err := h.Grade(t.Context(), id, spec, "")
+		must(t, err)
+		if res.Cause != dsec.CauseCompleted || string(res.Output) != "ours\n42\n42\nbox 60606\n" {
+			t.Errorf("%s: %+v\n%s", script, res, res.Output)
+		}
+	}
 
 	out := h.cli("grade", string(id), "--path", "/repo", "-o", "json", "--", "/bin/sh", "-c", "echo 1 > $DSEC_REWARD")
 	if !strings.Contains(out, `"reward":1`) || !strings.Contains(out, `"where":"fresh"`) {
