@@ -28,7 +28,7 @@ type Sandbox struct {
 	Blame   *dsec.Blame    `json:"blame,omitempty"` // what it is blamed on; nil: nothing
 
 	Network *dsec.NetworkState `json:"network,omitempty"` // in force; nil: as in its spec, never changed
-	Grades  []dsec.GradeResult `json:"grades,omitempty"`  // the last ones, oldest first
+	Grades  []dsec.GradeResult `json:"grades,omitempty"`  // the last ones, oldest first; a list leaves them out
 }
 
 // KeptDisk is the packed disk of a sandbox that failed.

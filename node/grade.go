@@ -16,7 +16,7 @@ import (
 const (
 	recordGrades = 4       // last gradings that a record keeps
 	gradeOutput  = 4 << 10 // bytes of each stream of the grader that are told
-	gradeKept    = 4 << 10 // bytes of details that a record keeps; more are in the answer only
+	gradeKept    = 2 << 10 // bytes of details, and of output, that a record keeps; more are in the answer only
 	gradeAround  = 20 * time.Minute
 )
 
@@ -165,6 +165,7 @@ func (n *Node) graded(ctx context.Context, t *turn, res dsec.GradeResult) error 
 	if len(kept.Details) > gradeKept {
 		kept.Details = nil
 	}
+	kept.Output = kept.Output[max(0, len(kept.Output)-gradeKept):]
 	return t.move(func(r *record) {
 		if !slices.ContainsFunc(r.Grades, func(g dsec.GradeResult) bool { return g.Sandbox == kept.Sandbox && g.Time.Equal(kept.Time) }) {
 			all := append(slices.Clone(r.Grades), kept)

@@ -570,7 +570,7 @@ type Sandbox struct {
 	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"`       // absent: its disk is not kept
 	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"`     // what it is blamed on; absent: nothing
 	Network       *Network               `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"` // absent: as in its spec, never changed
-	Grades        []*GradeResponse       `protobuf:"bytes,50,rep,name=grades,proto3" json:"grades,omitempty"`   // the last ones, oldest first
+	Grades        []*GradeResponse       `protobuf:"bytes,50,rep,name=grades,proto3" json:"grades,omitempty"`   // the last ones, oldest first; a list leaves them out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
