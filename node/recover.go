@@ -60,6 +60,7 @@ func (n *Node) recoverOne(ctx context.Context, r *record, found map[dsec.Sandbox
 		return dsec.E(dsec.Unavailable, "adopt sandbox", string(r.ID), err)
 	}
 	b := n.newBox(*r, rt)
+	b.orphan = r.GraderOf != ""
 	n.mu.Lock()
 	n.boxes[r.ID] = b
 	n.mu.Unlock()

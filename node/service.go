@@ -50,6 +50,7 @@ type Sandbox struct {
 	Kept    *Kept              // its disk, packed because it failed; nil: it is not
 	Blame   *dsec.Blame        // what it is blamed on; nil: nothing
 	Network *dsec.NetworkState // nil: as in its spec, never changed
+	Grades  []dsec.GradeResult // the last ones, oldest first
 }
 
 // Kept says where the disk of a failed sandbox is.
@@ -85,6 +86,13 @@ type Confiner interface {
 	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error)
 }
 
+// Grader grades what was done in a sandbox.
+type Grader interface {
+	// Grade runs a grader, in a fresh sandbox unless the spec says otherwise, and
+	// reads its reward. A result says what was found, an error that nothing was.
+	Grade(ctx context.Context, id dsec.SandboxID, s dsec.GradeSpec, callID string) (dsec.GradeResult, error)
+}
+
 // Service is what the node offers to the gateway, before any wire. Errors are
 // *dsec.Error. callID makes a mutating call idempotent ("" does not): the same
 // id returns the same answer for 24 h.
@@ -103,6 +111,7 @@ type Service interface {
 	// Commit makes a layer of what was changed in the sandbox, which may run and
 	// goes on, and gives it the tag, if there is one, and the tag to its project.
 	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scrub dsec.Scrub, callID string) (dsec.Packed, error)
+	Grader
 }
 
 // Inside is what reaches into a sandbox. Exec and Dial resume a paused sandbox

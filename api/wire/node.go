@@ -22,6 +22,7 @@ const (
 	VerbSetNetwork = "set_network"
 	VerbCommit     = "commit"
 	VerbChanges    = "changes"
+	VerbGrade      = "grade"
 	VerbStats      = "stats"
 	VerbExec       = "exec"
 	VerbWait       = "wait"

@@ -594,6 +594,7 @@ type Sandbox struct {
 	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"`       // absent: its disk is not kept
 	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"`     // what it is blamed on; absent: nothing
 	Network       *Network               `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"` // absent: as in its spec, never changed
+	Grades        []*GradeResponse       `protobuf:"bytes,50,rep,name=grades,proto3" json:"grades,omitempty"`   // the last ones, oldest first; a list leaves them out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -729,6 +730,13 @@ func (x *Sandbox) GetBlame() *Blame {
 func (x *Sandbox) GetNetwork() *Network {
 	if x != nil {
 		return x.Network
+	}
+	return nil
+}
+
+func (x *Sandbox) GetGrades() []*GradeResponse {
+	if x != nil {
+		return x.Grades
 	}
 	return nil
 }
@@ -2928,11 +2936,228 @@ func (x *StatsResponse) GetPidsDenied() int64 {
 	return 0
 }
 
+// GradeRequest asks for a grading, see docs/formats/grade.md.
+type GradeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	CallId        string                 `protobuf:"bytes,2,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	Where         string                 `protobuf:"bytes,3,opt,name=where,proto3" json:"where,omitempty"` // "fresh" (default), "same"
+	Command       []string               `protobuf:"bytes,4,rep,name=command,proto3" json:"command,omitempty"`
+	Paths         []string               `protobuf:"bytes,5,rep,name=paths,proto3" json:"paths,omitempty"`     // declared; none: the working directory
+	Exclude       []string               `protobuf:"bytes,6,rep,name=exclude,proto3" json:"exclude,omitempty"` // globs of whole paths
+	Env           map[string]string      `protobuf:"bytes,7,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
+	User          string                 `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`          // default "60606:60606"
+	Timeout       float64                `protobuf:"fixed64,10,opt,name=timeout,proto3" json:"timeout,omitempty"` // seconds; default 600
+	Layers        []string               `protobuf:"bytes,11,rep,name=layers,proto3" json:"layers,omitempty"`     // only the grader gets them
+	Files         []*GradeFile           `protobuf:"bytes,12,rep,name=files,proto3" json:"files,omitempty"`       // only the grader gets them
+	Network       string                 `protobuf:"bytes,13,opt,name=network,proto3" json:"network,omitempty"`   // default "none"
+	Allow         []*NetworkRule         `protobuf:"bytes,14,rep,name=allow,proto3" json:"allow,omitempty"`
+	Limits        *Limits                `protobuf:"bytes,15,opt,name=limits,proto3" json:"limits,omitempty"` // zero fields: those of the sandbox
+	Verify        []string               `protobuf:"bytes,16,rep,name=verify,proto3" json:"verify,omitempty"` // of "same"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GradeRequest) Reset() {
+	*x = GradeRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GradeRequest) ProtoMessage() {}
+
+func (x *GradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GradeRequest.ProtoReflect.Descriptor instead.
+func (*GradeRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *GradeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetWhere() string {
+	if x != nil {
+		return x.Where
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetExclude() []string {
+	if x != nil {
+		return x.Exclude
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetWorkdir() string {
+	if x != nil {
+		return x.Workdir
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetTimeout() float64 {
+	if x != nil {
+		return x.Timeout
+	}
+	return 0
+}
+
+func (x *GradeRequest) GetLayers() []string {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetFiles() []*GradeFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetAllow() []*NetworkRule {
+	if x != nil {
+		return x.Allow
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetLimits() *Limits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetVerify() []string {
+	if x != nil {
+		return x.Verify
+	}
+	return nil
+}
+
+type GradeFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GradeFile) Reset() {
+	*x = GradeFile{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GradeFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GradeFile) ProtoMessage() {}
+
+func (x *GradeFile) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GradeFile.ProtoReflect.Descriptor instead.
+func (*GradeFile) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *GradeFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *GradeFile) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xba\x06\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xba\x06\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -2994,7 +3219,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"keepFailed\";\n" +
 	"\tHostMount\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\x97\x04\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xc7\x04\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12!\n" +
@@ -3011,7 +3236,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x04node\x18\f \x01(\tR\x04node\x12!\n" +
 	"\x04kept\x18\r \x01(\v2\r.dsec.v1.KeptR\x04kept\x12$\n" +
 	"\x05blame\x18\x0e \x01(\v2\x0e.dsec.v1.BlameR\x05blame\x12*\n" +
-	"\anetwork\x18\x0f \x01(\v2\x10.dsec.v1.NetworkR\anetwork\"k\n" +
+	"\anetwork\x18\x0f \x01(\v2\x10.dsec.v1.NetworkR\anetwork\x12.\n" +
+	"\x06grades\x182 \x03(\v2\x16.dsec.v1.GradeResponseR\x06grades\"k\n" +
 	"\x05Blame\x12\x14\n" +
 	"\x05cause\x18\x01 \x01(\tR\x05cause\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
@@ -3171,7 +3397,31 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x03R\tdiskLimit\x12\x1b\n" +
 	"\toom_kills\x18\v \x01(\x03R\boomKills\x12\x1f\n" +
 	"\vpids_denied\x18\f \x01(\x03R\n" +
-	"pidsDenied2\xc1\x06\n" +
+	"pidsDenied\"\x92\x04\n" +
+	"\fGradeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\acall_id\x18\x02 \x01(\tR\x06callId\x12\x14\n" +
+	"\x05where\x18\x03 \x01(\tR\x05where\x12\x18\n" +
+	"\acommand\x18\x04 \x03(\tR\acommand\x12\x14\n" +
+	"\x05paths\x18\x05 \x03(\tR\x05paths\x12\x18\n" +
+	"\aexclude\x18\x06 \x03(\tR\aexclude\x120\n" +
+	"\x03env\x18\a \x03(\v2\x1e.dsec.v1.GradeRequest.EnvEntryR\x03env\x12\x18\n" +
+	"\aworkdir\x18\b \x01(\tR\aworkdir\x12\x12\n" +
+	"\x04user\x18\t \x01(\tR\x04user\x12\x18\n" +
+	"\atimeout\x18\n" +
+	" \x01(\x01R\atimeout\x12\x16\n" +
+	"\x06layers\x18\v \x03(\tR\x06layers\x12(\n" +
+	"\x05files\x18\f \x03(\v2\x12.dsec.v1.GradeFileR\x05files\x12\x18\n" +
+	"\anetwork\x18\r \x01(\tR\anetwork\x12*\n" +
+	"\x05allow\x18\x0e \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12'\n" +
+	"\x06limits\x18\x0f \x01(\v2\x0f.dsec.v1.LimitsR\x06limits\x12\x16\n" +
+	"\x06verify\x18\x10 \x03(\tR\x06verify\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"3\n" +
+	"\tGradeFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\xf9\x06\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -3188,7 +3438,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x129\n" +
 	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x12<\n" +
 	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
-	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
+	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponse\x126\n" +
+	"\x05Grade\x12\x15.dsec.v1.GradeRequest\x1a\x16.dsec.v1.GradeResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_sandboxes_proto_rawDescOnce sync.Once
@@ -3202,7 +3453,7 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*NetworkRule)(nil),           // 1: dsec.v1.NetworkRule
@@ -3246,90 +3497,101 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Change)(nil),                // 39: dsec.v1.Change
 	(*StatsRequest)(nil),          // 40: dsec.v1.StatsRequest
 	(*StatsResponse)(nil),         // 41: dsec.v1.StatsResponse
-	nil,                           // 42: dsec.v1.Spec.EnvEntry
-	nil,                           // 43: dsec.v1.Spec.LabelsEntry
-	nil,                           // 44: dsec.v1.ListRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
-	(*Result)(nil),                // 46: dsec.v1.Result
-	(*Step)(nil),                  // 47: dsec.v1.Step
-	(*ErrorDetail)(nil),           // 48: dsec.v1.ErrorDetail
+	(*GradeRequest)(nil),          // 42: dsec.v1.GradeRequest
+	(*GradeFile)(nil),             // 43: dsec.v1.GradeFile
+	nil,                           // 44: dsec.v1.Spec.EnvEntry
+	nil,                           // 45: dsec.v1.Spec.LabelsEntry
+	nil,                           // 46: dsec.v1.ListRequest.LabelsEntry
+	nil,                           // 47: dsec.v1.GradeRequest.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
+	(*Result)(nil),                // 49: dsec.v1.Result
+	(*Step)(nil),                  // 50: dsec.v1.Step
+	(*GradeResponse)(nil),         // 51: dsec.v1.GradeResponse
+	(*ErrorDetail)(nil),           // 52: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	42, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	44, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	3,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	4,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	43, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	45, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
-	45, // 6: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
+	48, // 6: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
 	1,  // 7: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
 	0,  // 8: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	46, // 9: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	45, // 10: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	45, // 11: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	45, // 12: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	47, // 13: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	49, // 9: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	48, // 10: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	48, // 11: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	48, // 12: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	50, // 13: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
 	8,  // 14: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
 	7,  // 15: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
 	2,  // 16: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
-	45, // 17: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	45, // 18: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
-	0,  // 19: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
-	6,  // 20: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
-	0,  // 21: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
-	6,  // 22: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	48, // 23: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
-	6,  // 24: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	44, // 25: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
-	6,  // 26: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	6,  // 27: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 28: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 29: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 30: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 31: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	1,  // 32: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
-	6,  // 33: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
-	33, // 34: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	36, // 35: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	34, // 36: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	33, // 37: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	35, // 38: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	35, // 39: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	45, // 40: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	39, // 41: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	9,  // 42: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	11, // 43: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	13, // 44: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	15, // 45: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	17, // 46: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	19, // 47: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	21, // 48: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	23, // 49: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	25, // 50: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	27, // 51: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	29, // 52: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	31, // 53: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	37, // 54: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	40, // 55: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	10, // 56: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	12, // 57: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	14, // 58: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	16, // 59: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	18, // 60: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	20, // 61: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	22, // 62: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	24, // 63: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	26, // 64: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	28, // 65: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	30, // 66: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	32, // 67: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	38, // 68: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	41, // 69: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	56, // [56:70] is the sub-list for method output_type
-	42, // [42:56] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	51, // 17: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
+	48, // 18: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	48, // 19: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	0,  // 20: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
+	6,  // 21: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
+	0,  // 22: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
+	6,  // 23: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
+	52, // 24: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	6,  // 25: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
+	46, // 26: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	6,  // 27: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	6,  // 28: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 29: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 30: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 31: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 32: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	1,  // 33: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
+	6,  // 34: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
+	33, // 35: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	36, // 36: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	34, // 37: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	33, // 38: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	35, // 39: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	35, // 40: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	48, // 41: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	39, // 42: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	47, // 43: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
+	43, // 44: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
+	1,  // 45: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
+	3,  // 46: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
+	9,  // 47: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	11, // 48: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	13, // 49: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	15, // 50: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	17, // 51: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	19, // 52: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	21, // 53: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	23, // 54: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	25, // 55: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	27, // 56: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	29, // 57: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	31, // 58: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	37, // 59: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	40, // 60: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	42, // 61: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
+	10, // 62: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	12, // 63: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	14, // 64: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	16, // 65: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	18, // 66: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	20, // 67: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	22, // 68: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	24, // 69: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	26, // 70: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	28, // 71: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	30, // 72: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	32, // 73: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	38, // 74: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	41, // 75: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	51, // 76: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
+	62, // [62:77] is the sub-list for method output_type
+	47, // [47:62] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -3338,6 +3600,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 		return
 	}
 	file_dsec_v1_common_proto_init()
+	file_dsec_v1_grade_proto_init()
 	file_dsec_v1_sandboxes_proto_msgTypes[12].OneofWrappers = []any{
 		(*CreateManyResponse_Sandbox)(nil),
 		(*CreateManyResponse_Error)(nil),
@@ -3348,7 +3611,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

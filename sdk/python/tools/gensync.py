@@ -48,7 +48,7 @@ from ._watch import AsyncWatch
 from .errors import DsecError
 from .network import NetworkRule
 from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
-                    Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
+                    Grade, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -17,8 +17,8 @@ from ._wire import Json
 from .network import NetworkRule, NetworkState, cutoff_time, rules
 
 __all__ = [
-    "Artifact", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
-    "Kept", "Layer", "LayerDemand", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result",
+    "Applied", "Artifact", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
+    "Grade", "Kept", "Layer", "LayerDemand", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result",
     "SandboxInfo", "SandboxResult", "SandboxUsage", "Scrub", "ScrubReport", "Spec", "StackLayer", "Stats", "Step",
     "TracedFile", "Usage", "parse_duration", "parse_size",
 ]
@@ -339,6 +339,7 @@ class SandboxInfo:
     kept: Kept | None = None
     blame: Blame | None = None
     network: NetworkState | None = None  # None: as in its spec, never changed
+    grades: tuple[Grade, ...] = ()  # the last gradings, oldest first
 
     @property
     def live(self) -> bool:
@@ -354,7 +355,57 @@ class SandboxInfo:
             w.integer(m, "starts"),
             tuple(Step(w.string(s, "name"), w.number(s, "took")) for s in w.messages(m, "steps")),
             w.string(m, "node"), Kept.from_wire(w.message(m, "kept")),
-            Blame.from_wire(w.message(m, "blame")), NetworkState.from_wire(w.message(m, "network")))
+            Blame.from_wire(w.message(m, "blame")), NetworkState.from_wire(w.message(m, "network")),
+            tuple(Grade.from_wire(g) for g in w.messages(m, "grades")))
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What of the declared paths came into a fresh sandbox: entries, their bytes, paths that the agent had removed, and entries that were not taken."""
+
+    files: int
+    bytes: int
+    removed: int
+    refused: int
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What a grading found.
+
+    ``reward`` is None unless ``cause`` is "completed": what went wrong with the
+    grader (grader_error, grader_timeout), what the agent left that cannot be taken
+    (agent_error) and what the platform did (infra_…) is never a reward of 0.
+    ``details`` is the object that the grader wrote, if it was one. ``sandbox`` is
+    where the grader ran; ``output`` the end of what it said; ``wall`` in seconds.
+    """
+
+    reward: float | None
+    details: dict[str, Any]
+    cause: str
+    where: str
+    sandbox: str
+    exit_code: int
+    output: bytes
+    evidence: tuple[str, ...]
+    tampered: bool
+    applied: Applied
+    time: datetime | None
+    wall: float
+
+    @property
+    def mask(self) -> bool:
+        """A trainer should drop the rollout from its loss: only the platform is to blame."""
+        return self.cause.startswith("infra_") or self.cause == "preempted"
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Grade:
+        a, details = w.message(m, "applied") or {}, w.data(m, "details")
+        return cls(w.number(m, "reward") if "reward" in m else None, w.loads(details), w.string(m, "cause"), w.string(m, "where"),
+                   w.string(m, "sandbox"), w.integer(m, "exit_code"), w.data(m, "output"), tuple(w.strings(m, "evidence")),
+                   w.boolean(m, "tampered"),
+                   Applied(w.integer(a, "files"), w.integer(a, "bytes"), w.integer(a, "removed"), w.integer(a, "refused")),
+                   w.time(m, "time"), w.number(m, "wall"))
 
 
 @dataclass(frozen=True)
