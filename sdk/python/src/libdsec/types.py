@@ -70,6 +70,9 @@ class Spec:
     ``image`` and ``layers`` are tags ("name:tag") or digests ("sha256:…"), bottom to top.
     ``command`` is a main process whose end ends the sandbox; without one it idles.
     ``network`` is "none" (default), "allow-list" (what ``allow`` names) or "open".
+    ``profile`` is what it may ask of the kernel: "build" (default), "debug" (gdb, strace), "pwn" (raw and packet
+    sockets, core dumps, too), "desktop" (Chromium with its sandbox) or "nested" (container engines; VM tiers only).
+    A tier or machine that cannot give it raises ``Unsupported``.
     ``call_id`` makes creation idempotent: same id and spec, same sandbox.
     """
 
