@@ -12,28 +12,35 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// frame is a datagram of one byte, as a packet socket sends it; tagged, it is of
-// a VLAN.
-func frame(to, from net.HardwareAddr, src, dst netip.Addr, port uint16, kind byte, tagged bool) []byte {
-	b := append(append([]byte{}, to...), from...)
-	if tagged {
+// datagram is one of one byte, kind, as a packet socket sends it; tagged, it is
+// of a VLAN.
+type datagram struct {
+	to, from net.HardwareAddr
+	src, dst netip.Addr
+	kind     byte
+	tagged   bool
+}
+
+func (d datagram) frame() []byte {
+	b := append(append([]byte{}, d.to...), d.from...)
+	if d.tagged {
 		b = append(b, 0x81, 0x00, 0x00, 0x01)
 	}
 	b = append(b, 0x08, 0x00)
 	ip := []byte{0x45, 0, 0, 29, 0, 1, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}
-	ip = append(append(ip, src.AsSlice()...), dst.AsSlice()...)
+	ip = append(append(ip, d.src.AsSlice()...), d.dst.AsSlice()...)
 	var sum uint32
 	for i := 0; i < len(ip); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
 	}
 	binary.BigEndian.PutUint16(ip[10:], ^uint16(sum+sum>>16))
 	udp := binary.BigEndian.AppendUint16(nil, 9)
-	udp = binary.BigEndian.AppendUint16(udp, port)
-	return append(append(b, ip...), append(udp, 0, 9, 0, 0, kind)...)
+	udp = binary.BigEndian.AppendUint16(udp, 7000)
+	return append(append(b, ip...), append(udp, 0, 9, 0, 0, d.kind)...)
 }
 
 // inject sends frames out of a sandbox's link by a packet socket.
-func inject(t *testing.T, ns *os.File, frames ...[]byte) {
+func inject(t *testing.T, ns *os.File, datagrams ...datagram) {
 	t.Helper()
 	err := inNamespace(ns, func() error {
 		link, err := net.InterfaceByName(sandboxLink)
@@ -45,8 +52,8 @@ func inject(t *testing.T, ns *os.File, frames ...[]byte) {
 			return err
 		}
 		defer func() { _ = unix.Close(s) }()
-		for _, f := range frames {
-			if err := unix.Sendto(s, f, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
+		for _, d := range datagrams {
+			if err := unix.Sendto(s, d.frame(), 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
 				return err
 			}
 		}
@@ -87,10 +94,10 @@ func TestFramesOfPacketSocketsAreJudged(t *testing.T) {
 		t.Fatal("the router's address is not known")
 	}
 	to, mac := netip.MustParseAddr(public), link.Attrs().HardwareAddr
-	inject(t, ns, frame(router, mac, other.Address, to, 7000, 's', false), frame(router, mac, netip.MustParseAddr("8.8.8.8"), to, 7000, 'x', false),
-		frame(router, mac, own.Address, to, 7000, 'v', true), frame(router, mac, own.Address, other.Address, 7000, 'n', false),
-		frame(net.HardwareAddr{255, 255, 255, 255, 255, 255}, mac, own.Address, other.Address, 7000, 'n', false),
-		frame(router, mac, own.Address, to, 7000, 'o', false))
+	everybody := net.HardwareAddr{255, 255, 255, 255, 255, 255}
+	inject(t, ns, datagram{router, mac, other.Address, to, 's', false}, datagram{router, mac, netip.MustParseAddr("8.8.8.8"), to, 'x', false},
+		datagram{router, mac, own.Address, to, 'v', true}, datagram{router, mac, own.Address, other.Address, 'n', false},
+		datagram{everybody, mac, own.Address, other.Address, 'n', false}, datagram{router, mac, own.Address, to, 'o', false})
 	eventually(t, "what is allowed arrives", func() bool { return seen.count('o') == 1 })
 	for _, kind := range []byte("sxv") {
 		if seen.count(kind) != 0 {

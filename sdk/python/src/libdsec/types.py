@@ -72,6 +72,9 @@ class Spec:
     ``network`` is "none" (default), "allow-list" (what ``allow`` names), "mirror-only" (the node's mirror of packages) or "open".
     The mirror hides releases newer than ``cutoff``, a time or a day ("2025-01-31": that day and all after it; UTC unless it says
     otherwise), and refuses the names of ``mirror_deny`` ("pypi:requests").
+    ``profile`` is what it may ask of the kernel: "build" (default), "debug" (gdb, strace), "pwn" (raw and packet
+    sockets, core dumps, too), "desktop" (Chromium with its sandbox) or "nested" (container engines; VM tiers only).
+    A tier or machine that cannot give it raises ``Unsupported``.
     ``call_id`` makes creation idempotent: same id and spec, same sandbox.
     """
 
