@@ -12,7 +12,12 @@ const (
 	MarkOpen    = 0x64730001 // a plan opens it
 	MarkRefused = 0x64730002 // none does
 	MarkRouter  = 0x64730003 // who forwards has made it, to say so
+	MarkName    = 0x64730004 // a name opens it, if it is the one that is said in it
 )
+
+// TLSPort is where only what says an allowed name passes, if a name alone has
+// opened the address.
+const TLSPort = 443
 
 // Refusal is a packet that nothing opens.
 type Refusal struct {
