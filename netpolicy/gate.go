@@ -64,8 +64,11 @@ type Gate interface {
 	Refusals(take func(Refusal)) (stop func(), err error)
 	// Refused counts packets from a link.
 	Refused(link int) (int64, error)
-	// Has says whether Add was called for the link, by whomever.
-	Has(link int) bool
+	// Attach has a link that was added judged by this process's programs, instead
+	// of those of an earlier version.
+	Attach(link int) error
+	// Generation is the link's; 0 if nobody has called Add for it.
+	Generation(link int) uint64
 	// Sweep forgets links that are gone. Those with a higher index than any that is
 	// live are new: indexes grow, and are not used again.
 	Sweep(live map[int]bool) error

@@ -56,6 +56,7 @@ type Node struct {
 	OnDemand      string   `yaml:"on_demand"`      // how reads of what is not here are seen: "fuse", "pre-content"; "off": layers are fetched whole
 	LayerCache    string   `yaml:"layer_cache"`    // most that data of layers take, "200GiB" or "50%" of the file system: unused ones go; beyond it "fuse" answers without keeping, "pre-content" exceeds it
 	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
+	EgressUID     int      `yaml:"egress_uid"`     // of the process that looks at names in TLS; no other should have it
 }
 
 // Gateway is the front door's part.
@@ -78,7 +79,7 @@ func Default() Config {
 		Run:      "/run/dsec",
 		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
 			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB",
-			OnDemand: "fuse", LayerCache: "50%", LoaderUID: 61441},
+			OnDemand: "fuse", LayerCache: "50%", LoaderUID: 61441, EgressUID: 61442},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}
 }
@@ -184,6 +185,9 @@ func (c *Config) Validate() error {
 	}
 	if n.LoaderUID < 1 || n.LoaderUID == c.Gateway.UID {
 		return bad("node.loader_uid", "%d: the loader runs neither as root nor as the gateway", n.LoaderUID)
+	}
+	if n.EgressUID < 1 || n.EgressUID == c.Gateway.UID || n.EgressUID == n.LoaderUID {
+		return bad("node.egress_uid", "%d: the process that looks at names runs neither as root nor as gateway or loader", n.EgressUID)
 	}
 	return c.Gateway.validate(bad)
 }

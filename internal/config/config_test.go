@@ -62,6 +62,7 @@ func TestWrongValuesNameTheirField(t *testing.T) {
 		"node.layer_cache":  func(c *Config) { c.Node.LayerCache = "much" },
 		"node.on_demand":    func(c *Config) { c.Node.OnDemand = "yes" },
 		"node.loader_uid":   func(c *Config) { c.Node.LoaderUID = 0 },
+		"node.egress_uid":   func(c *Config) { c.Node.EgressUID = c.Node.LoaderUID },
 	} {
 		c := Default()
 		spoil(&c)

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -138,15 +139,13 @@ func (x *Client) Rows(ctx context.Context, sandbox netip.Addr) ([]dsec.EgressRow
 // do changes what every server is to have, then tells the one that is there.
 func (x *Client) do(ctx context.Context, q request, change func() error) error {
 	x.mu.Lock()
-	if !x.taken { // else what is in force would be lost
-		if err := x.connectLocked(ctx); err != nil {
-			x.mu.Unlock()
-			return err
-		}
+	var lost error
+	if !x.taken { // what is in force is to be known before it changes
+		lost = x.connectLocked(ctx)
 	}
 	err := change()
 	x.mu.Unlock()
-	if err != nil {
+	if err = cmp.Or(err, lost); err != nil {
 		return err
 	}
 	_, err = x.ask(ctx, q)
@@ -262,11 +261,10 @@ func (x *Client) agreeLocked(ctx context.Context) error {
 				return err
 			}
 			if got.Admitted != nil {
-				x.table[a] = got.Admitted
+				x.takeLocked(*got.Admitted)
 			}
 		}
 		x.taken = true
-		return nil
 	}
 	for _, a := range r.Addresses {
 		if x.table[a] == nil {
@@ -281,6 +279,20 @@ func (x *Client) agreeLocked(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// takeLocked takes over what was handed out before; the rules of one that was told
+// already are newer.
+func (x *Client) takeLocked(a netpolicy.Admitted) {
+	if told := x.table[a.Address]; told != nil {
+		if told.Sandbox != a.Sandbox {
+			return
+		}
+		rules := *told
+		rules.Pins = a.Pins
+		a = rules
+	}
+	x.table[a.Address] = &a
 }
 
 // watch takes refusals. When a server has gone, the next one is told everything.
@@ -323,6 +335,9 @@ func (x *Client) watchOne() error {
 
 // ready has a server that has just come know what it is to.
 func (x *Client) ready(ctx context.Context) {
+	x.mu.Lock()
+	x.late = time.Time{}
+	x.mu.Unlock()
 	if _, err := x.ask(ctx, request{Op: opAddresses}); err != nil && x.ctx.Err() == nil {
 		x.c.Log.Warn("egress was told nothing", "err", err)
 	}

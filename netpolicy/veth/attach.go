@@ -60,7 +60,7 @@ func (n *Network) connect(ctx context.Context, id dsec.SandboxID, plan netpolicy
 	}
 	l, err := n.links.LinkByName(name)
 	if err == nil {
-		err = n.gate(newEnd(n.c.Gate, id, l.Attrs().Index, addr, plan))
+		err = n.gate(ctx, n.newEnd(id, l.Attrs().Index, addr, plan))
 	}
 	if err == nil {
 		err = n.links.LinkSetAlias(l, string(id)) // what Live reports

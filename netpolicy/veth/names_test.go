@@ -92,7 +92,7 @@ func lookUp(t *testing.T, n *Network, ns *os.File, network, name string) ([]stri
 func TestNamesOpenWhatTheyLeadTo(t *testing.T) {
 	l := newLab(t)
 	serve(t, l.outside, "0.0.0.0:8080")
-	flood(t, l.outside, "0.0.0.0:443")
+	flood(t, l.outside, "0.0.0.0:9443")
 	answerNames(t, l.outside, map[string]string{"good.example.": public, "inside.example.": "10.9.9.9", "other.example.": public})
 	keeper := mapKeeper{}
 	c := Config{Gate: testGate(t), Deny: labDeny(), Name: "names" + dsec.Random(3), Node: l.node, Keeper: keeper, Subnet: netip.MustParsePrefix("10.81.0.0/20")}
@@ -104,7 +104,7 @@ func TestNamesOpenWhatTheyLeadTo(t *testing.T) {
 	})
 	stop := resolve(t, n)
 	defer func() { stop() }()
-	policy := allow(dsec.NetworkRule{Domain: "good.example"}, dsec.NetworkRule{Domain: "inside.example"})
+	policy := allow(dsec.NetworkRule{Domain: "good.example", Ports: []string{"80", "9443"}}, dsec.NetworkRule{Domain: "inside.example"})
 	ns, lease := attachPolicy(t, n, "a", policy)
 	neighbour, _ := attachPolicy(t, n, "b", policy)
 	if !slices.Equal(lease.DNS, []netip.Addr{n.Gateway()}) {
@@ -130,7 +130,7 @@ func TestNamesOpenWhatTheyLeadTo(t *testing.T) {
 	try("once it was", ns, "80", true)
 	try("another port", ns, "8080", false)
 	try("somebody who did not ask", neighbour, "80", false)
-	live := stream(t, ns, public+":443")
+	live := stream(t, ns, public+":9443")
 	if _, err := io.ReadFull(live, make([]byte, 1<<16)); err != nil {
 		t.Fatal(err)
 	}

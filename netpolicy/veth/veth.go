@@ -63,6 +63,7 @@ type Network struct {
 	node   *os.File // network namespace
 	router *os.File // network namespace
 	links  *space   // in the router
+	names  netpolicy.Egress
 
 	mu   sync.Mutex
 	next uint32                  // offset of the address to try first

@@ -20,6 +20,7 @@ import (
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/netpolicy/bpf"
 	"github.com/opendsec/dsec/netpolicy/dns"
+	"github.com/opendsec/dsec/netpolicy/egress"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime/container"
@@ -31,12 +32,13 @@ type machine struct {
 	groups  *cgroup.Root
 	mounts  *rootfs.Mounts
 	disks   diskpool.Pool
-	network *veth.Network // nil: the machine cannot; only network "none"
-	gate    *bpf.Gate     // of the network
-	names   *dns.Server   // that its sandboxes ask for
+	network *veth.Network  // nil: the machine cannot; only network "none"
+	gate    *bpf.Gate      // of the network
+	names   *dns.Server    // that its sandboxes ask for
+	egress  *egress.Client // that looks at those they say; nil: nothing that a name opens passes on port 443
 	tier    *container.Runtime
 
-	// What a machine has that serves layers on demand; unset in those that live
+	// What a machine has that serves, layers on demand and names; unset in those that live
 	// for one command.
 	onDemand bool
 	ending   bool // to take it apart: no loader runs
@@ -47,6 +49,7 @@ type machine struct {
 	short    func(ctx context.Context, diskFull bool)   // something found no room
 	order    func(context.Context, layer.Digest) []layer.Range
 	read     func(context.Context, layer.Digest, []layer.Range)
+	refused  func(egress.Refusal) // a connection of a sandbox was
 }
 
 // openHold is how long a hold may take to start.
@@ -123,6 +126,11 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 				return nil
 			}
 			m.gate, m.network = g, n
+			if m.onDemand && !m.ending {
+				if err := m.openEgress(ctx, s, log); err != nil {
+					return err
+				}
+			}
 			m.names, err = serveNames(n, log)
 			return err
 		}, Undo: func(context.Context) error {
@@ -132,6 +140,9 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			var err error
 			if m.names != nil {
 				err = m.names.Close()
+			}
+			if m.egress != nil {
+				err = errors.Join(err, m.egress.Close())
 			}
 			return errors.Join(err, m.network.Close(), m.gate.Close())
 		}},

@@ -173,15 +173,21 @@ func (s *settings) children(gid int) (children []supervise.Child, closeFiles fun
 		return nil, nil, err
 	}
 	files = append(files, socket)
-	loaderSocket, err := s.loaderListen()
+	loaderSocket, err := listen("unixpacket", s.loaderSocket())
 	if err != nil {
 		return nil, nil, err
 	}
 	files = append(files, loaderSocket)
+	egressSocket, err := listen("unix", s.egressSocket())
+	if err != nil {
+		return nil, nil, err
+	}
+	files = append(files, egressSocket)
 	return []supervise.Child{
 		{Name: "gateway", Argv: []string{self, "gateway"}, Files: []*os.File{order, socket}, UID: s.Gateway.UID, GID: s.Gateway.UID,
 			Ready: readyWithin, Grace: gatewayEnds},
 		s.loaderChild(order, loaderSocket),
+		s.egressChild(egressSocket),
 		{Name: "node", Argv: []string{self, "node"}, Env: s.credentials, Files: []*os.File{order}, Ready: readyWithin, Grace: nodeEnds},
 	}, closeFiles, nil
 }
