@@ -93,11 +93,11 @@ func becomeInside(router *os.File) error {
 	if err != nil {
 		return dsec.E(dsec.Internal, op, os.DevNull, err)
 	}
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	header, none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
 	err = errors.Join(
 		unix.Dup3(nothing, supervise.ReadyFD, 0), // it was told
 		unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0),
-		unix.Capset(&header, &[2]unix.CapUserData{}[0]),
+		unix.Capset(&header, &none[0]),
 		unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 	if err == nil {
 		err = unix.Exec(self, []string{"dsec", "egress", insideRouter}, os.Environ())
