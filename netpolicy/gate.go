@@ -40,6 +40,13 @@ func (r Refusal) String() string {
 	return name + " " + netip.AddrPortFrom(r.Address, r.Port).String()
 }
 
+// Counts are packets of a link.
+type Counts struct {
+	Out, OutBytes int64 // from the sandbox, that were opened
+	In            int64 // to it, but of connections that the router has taken
+	Refused       int64 // from it
+}
+
 // Gate puts plans in force on links, each of which leads to one sandbox with one
 // address, in the network namespace of the calling thread. What is in force stays
 // so while nobody runs, until the link goes. Methods may be called at one time;
@@ -62,8 +69,8 @@ type Gate interface {
 	// Refusals gives what is refused from now on as it comes, one at a time, until
 	// stop. What comes faster than it is taken is only counted.
 	Refusals(take func(Refusal)) (stop func(), err error)
-	// Refused counts packets from a link.
-	Refused(link int) (int64, error)
+	// Counts are of the packets of a link so far.
+	Counts(link int) (Counts, error)
 	// Attach has a link that was added judged by this process's programs, instead
 	// of those of an earlier version.
 	Attach(link int) error

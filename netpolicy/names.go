@@ -61,6 +61,8 @@ type Egress interface {
 	Forget(sandbox netip.Addr)
 	// Known is what is in force for a sandbox, by whomever.
 	Known(sandbox netip.Addr) (Admitted, bool)
+	// Rows is what one has reached by name, and what it was refused.
+	Rows(ctx context.Context, sandbox netip.Addr) ([]dsec.EgressRow, error)
 	// Addresses lists the sandboxes that are known.
 	Addresses() []netip.Addr
 }

@@ -130,7 +130,7 @@ func (x *Client) Addresses() []netip.Addr {
 	return slices.Collect(maps.Keys(x.table))
 }
 
-// Rows is what a sandbox has reached, and what it was refused.
+// Rows implements netpolicy.Egress.
 func (x *Client) Rows(ctx context.Context, sandbox netip.Addr) ([]dsec.EgressRow, error) {
 	r, err := x.ask(ctx, request{Op: opAudit, Sandbox: sandbox})
 	return r.Rows, err

@@ -146,3 +146,27 @@ func classOf(err error) dsec.Class {
 	}
 	return dsec.Internal
 }
+
+// Egress implements netpolicy.Network.
+func (n *Network) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
+	const op = "read egress of"
+	out := dsec.Egress{Rows: []dsec.EgressRow{}}
+	e := n.end(id)
+	if e == nil {
+		return out, dsec.Errorf(dsec.NotFound, op, string(id), "it has no link")
+	}
+	c, err := n.c.Gate.Counts(e.index)
+	if err != nil {
+		return out, dsec.E(dsec.Internal, op, string(id), err)
+	}
+	out.PacketsOut, out.BytesOut, out.PacketsIn, out.PacketsRefused = c.Out, c.OutBytes, c.In, c.Refused
+	if n.names == nil {
+		return out, nil
+	}
+	rows, err := n.names.Rows(ctx, e.addr)
+	if err != nil {
+		return out, dsec.E(classOf(err), op, string(id), err)
+	}
+	out.Rows = append(out.Rows, rows...)
+	return out, nil
+}

@@ -2018,6 +2018,227 @@ func (x *SetNetworkResponse) GetSandbox() *Sandbox {
 	return nil
 }
 
+type EgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressRequest) Reset() {
+	*x = EgressRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressRequest) ProtoMessage() {}
+
+func (x *EgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressRequest.ProtoReflect.Descriptor instead.
+func (*EgressRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *EgressRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type EgressResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Rows           []*EgressRow           `protobuf:"bytes,1,rep,name=rows,proto3" json:"rows,omitempty"`
+	PacketsOut     int64                  `protobuf:"varint,2,opt,name=packets_out,json=packetsOut,proto3" json:"packets_out,omitempty"` // all, whatever opened them
+	BytesOut       int64                  `protobuf:"varint,3,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`       // of these, with their headers
+	PacketsIn      int64                  `protobuf:"varint,4,opt,name=packets_in,json=packetsIn,proto3" json:"packets_in,omitempty"`
+	PacketsRefused int64                  `protobuf:"varint,5,opt,name=packets_refused,json=packetsRefused,proto3" json:"packets_refused,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *EgressResponse) Reset() {
+	*x = EgressResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressResponse) ProtoMessage() {}
+
+func (x *EgressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
+func (*EgressResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *EgressResponse) GetRows() []*EgressRow {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
+func (x *EgressResponse) GetPacketsOut() int64 {
+	if x != nil {
+		return x.PacketsOut
+	}
+	return 0
+}
+
+func (x *EgressResponse) GetBytesOut() int64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *EgressResponse) GetPacketsIn() int64 {
+	if x != nil {
+		return x.PacketsIn
+	}
+	return 0
+}
+
+func (x *EgressResponse) GetPacketsRefused() int64 {
+	if x != nil {
+		return x.PacketsRefused
+	}
+	return 0
+}
+
+// EgressRow counts connections to one place.
+type EgressRow struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // as the sandbox said it
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // empty: of all that had no room for rows of their own
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	Refused       string                 `protobuf:"bytes,4,opt,name=refused,proto3" json:"refused,omitempty"` // why; empty: they were let through
+	Connections   int64                  `protobuf:"varint,5,opt,name=connections,proto3" json:"connections,omitempty"`
+	BytesOut      int64                  `protobuf:"varint,6,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"` // that the sandbox has sent
+	BytesIn       int64                  `protobuf:"varint,7,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	Last          *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressRow) Reset() {
+	*x = EgressRow{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressRow) ProtoMessage() {}
+
+func (x *EgressRow) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressRow.ProtoReflect.Descriptor instead.
+func (*EgressRow) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *EgressRow) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EgressRow) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *EgressRow) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *EgressRow) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *EgressRow) GetConnections() int64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *EgressRow) GetBytesOut() int64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *EgressRow) GetBytesIn() int64 {
+	if x != nil {
+		return x.BytesIn
+	}
+	return 0
+}
+
+func (x *EgressRow) GetLast() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
 type CommitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2030,7 +2251,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2263,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2276,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -2102,7 +2323,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2335,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2348,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CommitResponse) GetDigest() string {
@@ -2201,7 +2422,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2213,7 +2434,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2226,7 +2447,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Scrub) GetHistories() bool {
@@ -2287,7 +2508,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2520,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2533,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ScrubReport) GetVersion() int32 {
@@ -2384,7 +2605,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2617,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2630,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Finding) GetPath() string {
@@ -2461,7 +2682,7 @@ type Lineage struct {
 
 func (x *Lineage) Reset() {
 	*x = Lineage{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2694,7 @@ func (x *Lineage) String() string {
 func (*Lineage) ProtoMessage() {}
 
 func (x *Lineage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2707,7 @@ func (x *Lineage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lineage.ProtoReflect.Descriptor instead.
 func (*Lineage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Lineage) GetParents() []string {
@@ -2534,7 +2755,7 @@ type ChangesRequest struct {
 
 func (x *ChangesRequest) Reset() {
 	*x = ChangesRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2767,7 @@ func (x *ChangesRequest) String() string {
 func (*ChangesRequest) ProtoMessage() {}
 
 func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2780,7 @@ func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
 func (*ChangesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ChangesRequest) GetId() string {
@@ -2590,7 +2811,7 @@ type ChangesResponse struct {
 
 func (x *ChangesResponse) Reset() {
 	*x = ChangesResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2823,7 @@ func (x *ChangesResponse) String() string {
 func (*ChangesResponse) ProtoMessage() {}
 
 func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2836,7 @@ func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesResponse.ProtoReflect.Descriptor instead.
 func (*ChangesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ChangesResponse) GetChanges() []*Change {
@@ -2672,7 +2893,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +2905,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +2918,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Change) GetKind() string {
@@ -2737,7 +2958,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +2970,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +2983,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -2792,7 +3013,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2804,7 +3025,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2817,7 +3038,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatsResponse) GetCpu() float64 {
@@ -3064,7 +3285,26 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05allow\x18\x03 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x17\n" +
 	"\acall_id\x18\x04 \x01(\tR\x06callId\"@\n" +
 	"\x12SetNetworkResponse\x12*\n" +
-	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"p\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"\x1f\n" +
+	"\rEgressRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xbe\x01\n" +
+	"\x0eEgressResponse\x12&\n" +
+	"\x04rows\x18\x01 \x03(\v2\x12.dsec.v1.EgressRowR\x04rows\x12\x1f\n" +
+	"\vpackets_out\x18\x02 \x01(\x03R\n" +
+	"packetsOut\x12\x1b\n" +
+	"\tbytes_out\x18\x03 \x01(\x03R\bbytesOut\x12\x1d\n" +
+	"\n" +
+	"packets_in\x18\x04 \x01(\x03R\tpacketsIn\x12'\n" +
+	"\x0fpackets_refused\x18\x05 \x01(\x03R\x0epacketsRefused\"\xf1\x01\n" +
+	"\tEgressRow\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x18\n" +
+	"\arefused\x18\x04 \x01(\tR\arefused\x12 \n" +
+	"\vconnections\x18\x05 \x01(\x03R\vconnections\x12\x1b\n" +
+	"\tbytes_out\x18\x06 \x01(\x03R\bbytesOut\x12\x19\n" +
+	"\bbytes_in\x18\a \x01(\x03R\abytesIn\x12.\n" +
+	"\x04last\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x04last\"p\n" +
 	"\rCommitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x17\n" +
@@ -3143,7 +3383,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x03R\tdiskLimit\x12\x1b\n" +
 	"\toom_kills\x18\v \x01(\x03R\boomKills\x12\x1f\n" +
 	"\vpids_denied\x18\f \x01(\x03R\n" +
-	"pidsDenied2\xc1\x06\n" +
+	"pidsDenied2\xfc\x06\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -3158,6 +3398,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05Renew\x12\x15.dsec.v1.RenewRequest\x1a\x16.dsec.v1.RenewResponse\x12E\n" +
 	"\n" +
 	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x129\n" +
+	"\x06Egress\x12\x16.dsec.v1.EgressRequest\x1a\x17.dsec.v1.EgressResponse\x129\n" +
 	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x12<\n" +
 	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
 	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
@@ -3174,7 +3415,7 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*NetworkRule)(nil),           // 1: dsec.v1.NetworkRule
@@ -3207,51 +3448,54 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*RenewResponse)(nil),         // 28: dsec.v1.RenewResponse
 	(*SetNetworkRequest)(nil),     // 29: dsec.v1.SetNetworkRequest
 	(*SetNetworkResponse)(nil),    // 30: dsec.v1.SetNetworkResponse
-	(*CommitRequest)(nil),         // 31: dsec.v1.CommitRequest
-	(*CommitResponse)(nil),        // 32: dsec.v1.CommitResponse
-	(*Scrub)(nil),                 // 33: dsec.v1.Scrub
-	(*ScrubReport)(nil),           // 34: dsec.v1.ScrubReport
-	(*Finding)(nil),               // 35: dsec.v1.Finding
-	(*Lineage)(nil),               // 36: dsec.v1.Lineage
-	(*ChangesRequest)(nil),        // 37: dsec.v1.ChangesRequest
-	(*ChangesResponse)(nil),       // 38: dsec.v1.ChangesResponse
-	(*Change)(nil),                // 39: dsec.v1.Change
-	(*StatsRequest)(nil),          // 40: dsec.v1.StatsRequest
-	(*StatsResponse)(nil),         // 41: dsec.v1.StatsResponse
-	nil,                           // 42: dsec.v1.Spec.EnvEntry
-	nil,                           // 43: dsec.v1.Spec.LabelsEntry
-	nil,                           // 44: dsec.v1.ListRequest.LabelsEntry
-	(*Result)(nil),                // 45: dsec.v1.Result
-	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
-	(*Step)(nil),                  // 47: dsec.v1.Step
-	(*ErrorDetail)(nil),           // 48: dsec.v1.ErrorDetail
+	(*EgressRequest)(nil),         // 31: dsec.v1.EgressRequest
+	(*EgressResponse)(nil),        // 32: dsec.v1.EgressResponse
+	(*EgressRow)(nil),             // 33: dsec.v1.EgressRow
+	(*CommitRequest)(nil),         // 34: dsec.v1.CommitRequest
+	(*CommitResponse)(nil),        // 35: dsec.v1.CommitResponse
+	(*Scrub)(nil),                 // 36: dsec.v1.Scrub
+	(*ScrubReport)(nil),           // 37: dsec.v1.ScrubReport
+	(*Finding)(nil),               // 38: dsec.v1.Finding
+	(*Lineage)(nil),               // 39: dsec.v1.Lineage
+	(*ChangesRequest)(nil),        // 40: dsec.v1.ChangesRequest
+	(*ChangesResponse)(nil),       // 41: dsec.v1.ChangesResponse
+	(*Change)(nil),                // 42: dsec.v1.Change
+	(*StatsRequest)(nil),          // 43: dsec.v1.StatsRequest
+	(*StatsResponse)(nil),         // 44: dsec.v1.StatsResponse
+	nil,                           // 45: dsec.v1.Spec.EnvEntry
+	nil,                           // 46: dsec.v1.Spec.LabelsEntry
+	nil,                           // 47: dsec.v1.ListRequest.LabelsEntry
+	(*Result)(nil),                // 48: dsec.v1.Result
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*Step)(nil),                  // 50: dsec.v1.Step
+	(*ErrorDetail)(nil),           // 51: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	42, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	45, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	3,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	4,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	43, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	46, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
 	1,  // 6: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
 	0,  // 7: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	45, // 8: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	46, // 9: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	46, // 10: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	46, // 11: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	47, // 12: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	48, // 8: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	49, // 9: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	49, // 10: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	49, // 11: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	50, // 12: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
 	8,  // 13: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
 	7,  // 14: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
 	2,  // 15: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
-	46, // 16: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	46, // 17: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	49, // 16: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	49, // 17: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
 	0,  // 18: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
 	6,  // 19: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
 	0,  // 20: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
 	6,  // 21: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	48, // 22: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	51, // 22: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
 	6,  // 23: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	44, // 24: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	47, // 24: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
 	6,  // 25: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
 	6,  // 26: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
 	6,  // 27: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
@@ -3260,47 +3504,51 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	6,  // 30: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
 	1,  // 31: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
 	6,  // 32: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
-	33, // 33: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	36, // 34: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	34, // 35: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	33, // 36: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	35, // 37: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	35, // 38: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	46, // 39: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	39, // 40: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	9,  // 41: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	11, // 42: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	13, // 43: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	15, // 44: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	17, // 45: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	19, // 46: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	21, // 47: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	23, // 48: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	25, // 49: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	27, // 50: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	29, // 51: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	31, // 52: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	37, // 53: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	40, // 54: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	10, // 55: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	12, // 56: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	14, // 57: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	16, // 58: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	18, // 59: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	20, // 60: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	22, // 61: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	24, // 62: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	26, // 63: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	28, // 64: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	30, // 65: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	32, // 66: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	38, // 67: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	41, // 68: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	55, // [55:69] is the sub-list for method output_type
-	41, // [41:55] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	33, // 33: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
+	49, // 34: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
+	36, // 35: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	39, // 36: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	37, // 37: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	36, // 38: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	38, // 39: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	38, // 40: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	49, // 41: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	42, // 42: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	9,  // 43: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	11, // 44: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	13, // 45: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	15, // 46: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	17, // 47: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	19, // 48: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	21, // 49: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	23, // 50: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	25, // 51: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	27, // 52: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	29, // 53: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	31, // 54: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
+	34, // 55: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	40, // 56: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	43, // 57: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	10, // 58: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	12, // 59: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	14, // 60: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	16, // 61: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	18, // 62: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	20, // 63: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	22, // 64: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	24, // 65: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	26, // 66: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	28, // 67: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	30, // 68: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	32, // 69: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
+	35, // 70: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	41, // 71: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	44, // 72: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	58, // [58:73] is the sub-list for method output_type
+	43, // [43:58] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -3319,7 +3567,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
