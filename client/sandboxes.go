@@ -218,7 +218,7 @@ func (c *Client) Delete(ctx context.Context, id dsec.SandboxID) (existed bool, e
 // was refused there.
 func (c *Client) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
 	var resp *dsecv1.EgressResponse
-	err := c.reading(func() (err error) {
+	err := c.retry(ctx, "read egress of sandbox", func() (err error) {
 		resp, err = c.sandboxes.Egress(ctx, &dsecv1.EgressRequest{Id: string(id)})
 		return err
 	})

@@ -60,7 +60,7 @@ func EgressFrom(p *dsecv1.EgressResponse) dsec.Egress {
 	e := dsec.Egress{Rows: []dsec.EgressRow{}, PacketsOut: p.GetPacketsOut(), BytesOut: p.GetBytesOut(), PacketsIn: p.GetPacketsIn(), PacketsRefused: p.GetPacketsRefused()}
 	for _, r := range p.GetRows() {
 		e.Rows = append(e.Rows, dsec.EgressRow{Name: r.GetName(), Address: r.GetAddress(), Port: uint16(r.GetPort()), Refused: r.GetRefused(),
-			Connections: r.GetConnections(), BytesOut: r.GetBytesOut(), BytesIn: r.GetBytesIn(), Last: Time(r.GetLast())})
+			Connections: r.GetConnections(), BytesOut: r.GetBytesOut(), BytesIn: r.GetBytesIn(), Last: instant(r.GetLast())})
 	}
 	return e
 }

@@ -399,8 +399,8 @@ func TestRefusalsAreTold(t *testing.T) {
 	if s := want.String(); s != "udp 9.9.9.9:53" {
 		t.Errorf("it reads %q", s)
 	}
-	if n, err := g.Refused(loopback); err != nil || n != 1 {
-		t.Errorf("%d refused, %v", n, err)
+	if n, err := g.Counts(loopback); err != nil || n.Refused != 1 {
+		t.Errorf("%+v, %v", n, err)
 	}
 	if !bytes.Equal(encodePinKey(1, own)[4:], own.AsSlice()) {
 		t.Error("addresses are not as on the wire")

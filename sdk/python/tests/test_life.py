@@ -205,7 +205,11 @@ def test_a_network_policy_is_changed_while_it_runs(client: Client, real: Server,
                                                     NetworkRule(domain="*.good.example")), 2)
         with pytest.raises(Invalid):
             one.set_network("allow-list", allow=["a b"])
+        one.exec("echo | nc -w 3 192.0.2.1 443")
+        reached = one.egress()
+        assert reached.rows == () and reached.packets_refused > 0
         state = one.set_network("none").network
         assert state == NetworkState("none", (), 3)
+    assert box.egress().packets_out == 0
     with pytest.raises(IllegalState):
         box.set_network("open")
