@@ -10,12 +10,12 @@ import (
 // Admitted is what a sandbox may reach by name: the rules, and which addresses
 // were handed out for which names.
 type Admitted struct {
-	Sandbox    dsec.SandboxID
-	Address    netip.Addr // of the sandbox
-	Generation uint64
-	Free       bool // by the mode open: connections that are there live on
-	Names      []Name
-	Pins       map[netip.Addr][]string // canonical names, by address
+	Sandbox    dsec.SandboxID          `json:"sandbox"`
+	Address    netip.Addr              `json:"address"` // of the sandbox
+	Generation uint64                  `json:"generation"`
+	Free       bool                    `json:"free,omitempty"` // by the mode open: connections that are there live on
+	Names      []Name                  `json:"names,omitempty"`
+	Pins       map[netip.Addr][]string `json:"pins,omitempty"` // canonical names, by address
 }
 
 // MaxNames is how many names of one address are remembered, those that were asked

@@ -56,7 +56,7 @@ func valid(a netpolicy.Admitted) error {
 	case len(a.Names) > maxRules:
 		return bad("%d rules, at most %d", len(a.Names), maxRules)
 	case len(a.Pins) > maxAddresses:
-		return bad("%d addresses, at most %d", len(a.Pins), maxAddresses)
+		return dsec.Errorf(dsec.ResourceExhausted, op, dsec.Quote(string(a.Sandbox)), "%d addresses, at most %d", len(a.Pins), maxAddresses)
 	}
 	pairs := 0
 	for addr, names := range a.Pins {
