@@ -57,8 +57,9 @@ type Egress interface {
 	Set(ctx context.Context, a Admitted) error
 	// Pin adds addresses that are about to be handed out for a name.
 	Pin(ctx context.Context, sandbox netip.Addr, name string, addrs []netip.Addr) error
-	// Forget ends all that has the address. It need not be done at once.
-	Forget(sandbox netip.Addr)
+	// Forget ends all of a sandbox that is gone; who has its address by now is
+	// spared. It need not be done at once.
+	Forget(sandbox netip.Addr, id dsec.SandboxID)
 	// Known is what is in force for a sandbox, by whomever.
 	Known(sandbox netip.Addr) (Admitted, bool)
 	// Rows is what one has reached by name, and what it was refused.

@@ -105,10 +105,18 @@ func (x *Client) Pin(ctx context.Context, sandbox netip.Addr, name string, addrs
 }
 
 // Forget implements netpolicy.Egress.
-func (x *Client) Forget(sandbox netip.Addr) {
+func (x *Client) Forget(sandbox netip.Addr, id dsec.SandboxID) {
+	if known, ok := x.Known(sandbox); !ok || known.Sandbox != id {
+		return
+	}
 	ctx, cancel := context.WithTimeout(x.ctx, answers)
 	defer cancel()
-	if err := x.do(ctx, request{Op: opForget, Sandbox: sandbox}, func() error { delete(x.table, sandbox); return nil }); err != nil {
+	if err := x.do(ctx, request{Op: opForget, Sandbox: sandbox, ID: id}, func() error {
+		if known := x.table[sandbox]; known != nil && known.Sandbox == id {
+			delete(x.table, sandbox)
+		}
+		return nil
+	}); err != nil {
 		x.c.Log.Warn("sandbox not forgotten", "address", sandbox, "err", err) // by the next server it is
 	}
 }

@@ -134,7 +134,7 @@ func (s *Server) answer(q request) (reply, error) {
 		defer s.mu.Unlock()
 		return reply{}, s.table.pin(q.Sandbox, q.Name, q.Addresses)
 	case q.Op == opForget:
-		s.forget(q.Sandbox)
+		s.forget(q.Sandbox, q.ID)
 		return reply{}, nil
 	case q.Op == opAddresses:
 		return reply{Addresses: s.addresses()}, nil

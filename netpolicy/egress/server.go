@@ -156,10 +156,13 @@ func (s *Server) set(a netpolicy.Admitted) {
 	await(dead)
 }
 
-// forget ends what has an address.
-func (s *Server) forget(sandbox netip.Addr) {
+// forget ends what has an address, or only one sandbox that has it.
+func (s *Server) forget(sandbox netip.Addr, id dsec.SandboxID) {
 	s.mu.Lock()
-	dead := s.forgetLocked(sandbox)
+	var dead []*conn
+	if b := s.boxes[sandbox]; id == "" || b != nil && b.id == id {
+		dead = s.forgetLocked(sandbox)
+	}
 	s.mu.Unlock()
 	await(dead)
 }

@@ -36,6 +36,7 @@ type request struct {
 	Conns     int                 `json:"conns,omitempty"`   // greet; of one sandbox
 	Admitted  *netpolicy.Admitted `json:"admitted,omitempty"`
 	Sandbox   netip.Addr          `json:"sandbox,omitzero"`
+	ID        dsec.SandboxID      `json:"id,omitempty"` // forget
 	Name      string              `json:"name,omitempty"`
 	Addresses []netip.Addr        `json:"addresses,omitempty"`
 }

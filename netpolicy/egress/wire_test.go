@@ -27,7 +27,7 @@ func examples() []any {
 			Names: []netpolicy.Name{{Name: "good.example", Open: []netpolicy.Ports{{Protocol: 6, First: 443, Last: 443}}}, {Name: "wild.example", Below: true, Open: []netpolicy.Ports{{Protocol: 6, First: 443, Last: 443}}}},
 			Pins:  map[netip.Addr][]string{a: {"good.example", "www.wild.example"}}}},
 		request{Op: opPin, Sandbox: box, Name: "good.example", Addresses: []netip.Addr{a}},
-		request{Op: opForget, Sandbox: box}, request{Op: opAddresses}, request{Op: opGet, Sandbox: box}, request{Op: opAudit, Sandbox: box}, request{Op: opWatch},
+		request{Op: opForget, Sandbox: box, ID: "sb-1"}, request{Op: opAddresses}, request{Op: opGet, Sandbox: box}, request{Op: opAudit, Sandbox: box}, request{Op: opWatch},
 		reply{}, reply{Class: dsec.NotFound, Error: "pin name good.example: no sandbox has 100.96.0.19"}, reply{Addresses: []netip.Addr{box}},
 		reply{Rows: []dsec.EgressRow{{Name: "good.example", Address: "203.0.113.7", Port: 443, Connections: 2, BytesOut: 517, BytesIn: 4096, Last: time.Unix(1_700_000_000, 0).UTC()}}},
 		reply{Refusal: &Refusal{Sandbox: "sb-1", Generation: 2, Name: "other.example", To: netip.AddrPortFrom(a, 443), Why: whyName, Refused: 3}},

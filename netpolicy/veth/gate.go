@@ -116,7 +116,7 @@ func (n *Network) sweep(links []netlink.Link) error {
 		live[l.Attrs().Index] = true
 		last = max(last, l.Attrs().Index)
 	}
-	var gone []netip.Addr
+	var gone []*end
 	n.mu.Lock()
 	for index, e := range n.byLink {
 		if live[index] || index > last { // newer than the list
@@ -128,11 +128,15 @@ func (n *Network) sweep(links []netlink.Link) error {
 		}
 		if n.byAddr[e.addr] == e { // the address may be another's by now
 			delete(n.byAddr, e.addr)
-			gone = append(gone, e.addr)
+			gone = append(gone, e)
 		}
 	}
 	n.mu.Unlock()
-	n.forget(gone)
+	for _, e := range gone {
+		if n.names != nil {
+			n.names.Forget(e.addr, e.id)
+		}
+	}
 	return n.c.Gate.Sweep(live)
 }
 

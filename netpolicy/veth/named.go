@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
@@ -30,34 +32,49 @@ func (n *Network) InRouter(f func() error) error { return inNamespace(n.router, 
 
 // LookAt has names looked at from now on, which is said once, before anything is
 // attached, changed or restored. What was handed out before is known again.
-func (n *Network) LookAt(x netpolicy.Egress) {
+func (n *Network) LookAt(x netpolicy.Egress) error {
+	gone := map[netip.Addr]dsec.SandboxID{}
 	n.mu.Lock()
 	n.names = x
-	var gone []netip.Addr
 	for _, a := range x.Addresses() {
 		known, _ := x.Known(a)
-		e := n.byAddr[a]
-		if e == nil || e.id != known.Sandbox {
-			gone = append(gone, a)
+		if e := n.byAddr[a]; e == nil || e.id != known.Sandbox {
+			gone[a] = known.Sandbox
 		}
 	}
 	for _, e := range n.byAddr {
 		e.recall(x)
 	}
 	n.mu.Unlock()
-	n.forget(gone)
+	for a, id := range gone {
+		x.Forget(a, id)
+	}
+	return n.watchLinks()
 }
 
-// forget ends what has addresses that nobody has any more.
-func (n *Network) forget(gone []netip.Addr) {
-	if n.names == nil {
-		return
+// watchLinks ends the connections of sandboxes when they go: who looks at names
+// would learn of it only from those that do not answer any more. What is missed the
+// next sweep sees.
+func (n *Network) watchLinks() error {
+	at, changes := netns.NsHandle(int(n.router.Fd())), make(chan netlink.LinkUpdate, 256)
+	if n.unwatch != nil {
+		close(n.unwatch)
 	}
-	for _, a := range gone {
-		if _, known := n.names.Known(a); known {
-			n.names.Forget(a)
+	n.unwatch = make(chan struct{})
+	if err := netlink.LinkSubscribeWithOptions(changes, n.unwatch, netlink.LinkSubscribeOptions{Namespace: &at}); err != nil {
+		return dsec.E(dsec.Internal, "watch links of", n.c.Name, err)
+	}
+	go func() {
+		for c := range changes {
+			if c.Header.Type != unix.RTM_DELLINK {
+				continue
+			}
+			if e := n.at(int(c.Index)); e != nil {
+				n.names.Forget(e.addr, e.id)
+			}
 		}
-	}
+	}()
+	return nil
 }
 
 // recall learns what an earlier process has handed out, as far as it is open still.

@@ -16,9 +16,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,51 +32,53 @@ import (
 )
 
 // looking is who looks at names of a network: the socket, which stays, and a
-// server, which may be killed.
+// process without any power, which may be killed.
 type looking struct {
 	n      *Network
 	l      *net.UnixListener
-	server *egress.Server
-	ended  chan struct{}
+	server *exec.Cmd
 	client *egress.Client
 
 	mu      sync.Mutex
 	refused []string
 }
 
-func (k *looking) start() {
-	k.server, k.ended = egress.New(egress.Config{Places: 4096, Log: quiet(),
-		Listen: func(at netip.AddrPort) (l net.Listener, err error) {
-			err = k.n.InRouter(func() (err error) { l, err = net.Listen("tcp4", at.String()); return err })
-			return l, err
-		},
-		Dial: func(ctx context.Context, to netip.AddrPort) (c net.Conn, err error) {
-			err = k.n.InRouter(func() (err error) {
-				c, err = (&net.Dialer{}).DialContext(ctx, "tcp4", to.String())
-				return err
-			})
-			return c, err
-		},
-		Inside: func(*os.File) error { return nil }}), make(chan struct{})
-	f, err := k.l.File()
-	if err != nil {
-		panic(err)
+// lookerRole has the test binary look at names.
+const lookerRole = "DSEC_TEST_LOOKER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(lookerRole) == "" {
+		os.Exit(m.Run())
 	}
-	l, err := net.FileListener(f)
-	_ = f.Close()
-	if err != nil {
-		panic(err)
+	l, err := net.FileListener(os.NewFile(3, "socket"))
+	if err == nil {
+		err = egress.New(egress.Config{}).Run(l.(*net.UnixListener))
 	}
-	go func() {
-		defer close(k.ended)
-		_ = k.server.Run(l.(*net.UnixListener))
-	}()
+	fmt.Fprintln(os.Stderr, "looker:", err)
+	os.Exit(1)
 }
 
-// stop is a server that is killed: its sockets are closed.
+func (k *looking) start(t *testing.T) {
+	t.Helper()
+	f, err := k.l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	k.server = exec.Command("/proc/self/exe")
+	k.server.Env = append(os.Environ(), lookerRole+"=1")
+	k.server.ExtraFiles = []*os.File{f}
+	k.server.Stderr = os.Stderr
+	k.server.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 61442, Gid: 61442}}
+	if err := k.n.InRouter(k.server.Start); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stop kills it.
 func (k *looking) stop() {
-	_ = k.server.Close()
-	<-k.ended
+	_ = k.server.Process.Kill()
+	_ = k.server.Wait()
 }
 
 // agent begins to tell servers, as a process that has just started.
@@ -89,7 +93,9 @@ func (k *looking) agent(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.client = c
-	k.n.LookAt(c)
+	if err := k.n.LookAt(c); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (k *looking) told(what string) bool {
@@ -108,7 +114,7 @@ func look(t *testing.T, n *Network) *looking {
 	}
 	l.SetUnlinkOnClose(false)
 	k := &looking{n: n, l: l}
-	k.start()
+	k.start(t)
 	k.agent(t)
 	t.Cleanup(func() {
 		_ = k.client.Close()
@@ -392,7 +398,7 @@ func TestNamesStayInForceWithoutTheAgent(t *testing.T) {
 	if _, err := n.Change(ctx, "a", byName("good.example"), ns); dsec.ClassOf(err) != dsec.Unavailable || time.Since(begun) > 5*time.Second {
 		t.Errorf("a change without a server: %v after %v", err, time.Since(begun))
 	}
-	k.start()
+	k.start(t)
 	eventually(t, "another server has been told", func() bool {
 		_, err := speak(ns, public+":443", &tls.Config{ServerName: "good.example"})
 		return err == nil
@@ -480,4 +486,25 @@ func connections(t *testing.T, ns *os.File) (count int) {
 		t.Fatal(err)
 	}
 	return count
+}
+
+// TestWhoIsGoneHasNoConnections: they end with the sandbox, for the other side, too;
+// who is there goes on.
+func TestWhoIsGoneHasNoConnections(t *testing.T) {
+	n, k, outside := town(t)
+	gone, _ := attachPolicy(t, n, "gone", byName("good.example"))
+	stays, _ := attachPolicy(t, n, "stays", byName("good.example"))
+	asks(t, n, gone, "good.example.")
+	asks(t, n, stays, "good.example.")
+	c := must(speak(stays, public+":443", &tls.Config{ServerName: "good.example"}))(t)
+	theirs := must(speak(gone, public+":443", &tls.Config{ServerName: "good.example"}))(t)
+	before := connections(t, outside)
+	// Its sockets go with its last process, the namespace with its descriptors.
+	_ = theirs.NetConn().(*net.TCPConn).SetLinger(0)
+	_ = theirs.NetConn().Close()
+	_ = gone.Close()
+	eventually(t, "nothing is left of the one that is gone", func() bool {
+		return connections(t, outside) < before && len(k.client.Addresses()) == 1
+	})
+	lives(t, "the other one", c)
 }

@@ -128,6 +128,5 @@ func (m *machine) openEgress(ctx context.Context, s *settings, log *slog.Logger)
 	if m.egress, err = egress.Open(ctx, egress.Agent{Socket: s.egressSocket(), Router: router, Listen: m.network.NamesAt(), Conns: s.Node.OpenConns, Log: log, Refused: m.refused}); err != nil {
 		return err
 	}
-	m.network.LookAt(m.egress)
-	return nil
+	return m.network.LookAt(m.egress)
 }
