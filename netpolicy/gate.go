@@ -15,9 +15,12 @@ const (
 	MarkName    = 0x64730004 // a name opens it, if it is the one that is said in it
 )
 
-// TLSPort is where only what says an allowed name passes, if a name alone has
+// Ports of TCP where only what says an allowed name passes, if a name alone has
 // opened the address.
-const TLSPort = 443
+const (
+	HTTPPort = 80
+	TLSPort  = 443
+)
 
 // Refusal is a packet that nothing opens.
 type Refusal struct {

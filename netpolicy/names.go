@@ -48,7 +48,7 @@ func AddName(names []string, name string) []string {
 	return append(names[:len(names):len(names)], name)
 }
 
-// Egress looks at what is said on TLSPort where a name alone has opened an address.
+// Egress looks at what is said on HTTPPort and TLSPort where a name alone has opened an address.
 // What it was told is in force until it is told something else; without anything
 // it lets nothing pass. Errors: Unavailable if it does not answer.
 type Egress interface {

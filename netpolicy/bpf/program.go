@@ -202,8 +202,9 @@ func (d direction) prolong() asm.Instructions {
 		asm.StoreMem(asm.R0, 0, asm.R2, asm.DWord),
 		// Where names are said they are looked at, unless a rule of addresses opens it.
 		asm.JNE.Imm(asm.R8, protoTCP, "open").WithSymbol("pinned"),
+		asm.JEq.Imm(asm.R9, netpolicy.HTTPPort, "says"),
 		asm.JNE.Imm(asm.R9, netpolicy.TLSPort, "open"),
-		asm.StoreImm(asm.RFP, atNamed, 1, asm.Word),
+		asm.StoreImm(asm.RFP, atNamed, 1, asm.Word).WithSymbol("says"),
 	}
 }
 

@@ -284,13 +284,13 @@ func TestPins(t *testing.T) {
 	}
 }
 
-// TestNamesAreLookedAtOnPort443: what a name alone opens there has another mark,
+// TestNamesAreLookedAt: what a name alone opens there has another mark,
 // by which the router gives it to who reads what is said, and its answers come
 // from there; what a rule of addresses opens too goes by.
-func TestNamesAreLookedAtOnPort443(t *testing.T) {
+func TestNamesAreLookedAt(t *testing.T) {
 	g := gate(t)
 	a := netip.MustParseAddr("5.6.7.8")
-	open := []netpolicy.Ports{{Protocol: 6, First: 400, Last: 500}, {Protocol: 17, First: 443, Last: 443}}
+	open := []netpolicy.Ports{{Protocol: 6, First: 80, Last: 500}, {Protocol: 17, First: 443, Last: 443}}
 	marks := func(want uint32, p packet) {
 		t.Helper()
 		p.source, p.target = own, a
@@ -311,9 +311,12 @@ func TestNamesAreLookedAtOnPort443(t *testing.T) {
 	marks(netpolicy.MarkName, packet{protocol: 6, to: 443})
 	marks(netpolicy.MarkOpen, packet{protocol: 17, to: 443})
 	marks(netpolicy.MarkOpen, packet{protocol: 6, to: 444})
-	marks(netpolicy.MarkRefused, packet{protocol: 6, to: 80})
+	marks(netpolicy.MarkName, packet{protocol: 6, to: 80})
+	marks(netpolicy.MarkOpen, packet{protocol: 6, to: 81})
+	marks(netpolicy.MarkRefused, packet{protocol: 6, to: 79})
 	apply(t, g, dsec.NetworkRule{CIDR: "5.6.7.0/24", Ports: []string{"80"}})
 	marks(netpolicy.MarkName, packet{protocol: 6, to: 443})
+	marks(netpolicy.MarkOpen, packet{protocol: 6, to: 80})
 	apply(t, g, dsec.NetworkRule{CIDR: "5.6.7.0/24", Ports: []string{"443"}})
 	marks(netpolicy.MarkOpen, packet{protocol: 6, to: 443})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"time"
 
@@ -21,16 +22,16 @@ const (
 
 // conn is one connection. The server's lock guards its fields.
 type conn struct {
-	box    *box
-	to     netip.AddrPort
-	client *net.TCPConn
-	server net.Conn
-	name   string // that was admitted
-	row    *row
-	dead   bool
-	ctx    context.Context
-	cancel context.CancelFunc
-	done   chan struct{} // closed when nothing of it is left
+	box       *box
+	to        netip.AddrPort
+	client    *net.TCPConn
+	servers   []net.Conn
+	name      string // that was admitted
+	dead      bool
+	transport *http.Transport // of one that speaks HTTP
+	ctx       context.Context
+	cancel    context.CancelFunc
+	done      chan struct{} // closed when nothing of it is left
 }
 
 // killLocked ends it at once, for both sides.
@@ -38,8 +39,8 @@ func (c *conn) killLocked() {
 	c.dead = true
 	c.cancel()
 	reset(c.client)
-	if c.server != nil {
-		reset(c.server)
+	for _, server := range c.servers {
+		reset(server)
 	}
 }
 
@@ -59,22 +60,54 @@ func (s *Server) serve(client *net.TCPConn) {
 		return
 	}
 	defer s.leave(c)
+	if c.to.Port() == netpolicy.HTTPPort {
+		s.asked(c)
+		s.serveWeb(c)
+		return
+	}
 	name, said, err := s.ask(client)
-	why := s.admit(c, name, err)
-	if why != "" {
+	s.asked(c)
+	if s.admit(c, name, err) != "" {
 		refuse(client, said)
 		return
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, dialWithin)
-	server, err := s.c.Dial(ctx, c.to)
-	cancel()
-	if err != nil || !s.connected(c, server) {
+	server, r, err := s.reach(c.ctx, c, name)
+	if err != nil {
 		return
 	}
 	if _, err := server.Write(said); err == nil {
-		c.row.out.Add(int64(len(said)))
-		c.join(client, server.(*net.TCPConn))
+		r.out.Add(int64(len(said)))
+		c.join(server.(*net.TCPConn), r)
 	}
+}
+
+// reach connects to whom a connection was meant for, if it may still be.
+func (s *Server) reach(ctx context.Context, c *conn, name string) (net.Conn, *row, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialWithin)
+	defer cancel()
+	server, err := s.c.Dial(ctx, c.to)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.dead {
+		reset(server)
+		return nil, nil, net.ErrClosed
+	}
+	c.servers = append(c.servers, server)
+	r := c.box.audit.row(key{name: name, to: c.to})
+	r.conns.Add(1)
+	r.used()
+	return server, r, nil
+}
+
+// asked gives the place back of one that has not said whom it wants.
+func (s *Server) asked(c *conn) {
+	s.mu.Lock()
+	c.box.asking--
+	s.mu.Unlock()
+	<-s.slots
 }
 
 // enter finds a place for a connection; nil: there is none.
@@ -114,8 +147,8 @@ func (s *Server) enter(client *net.TCPConn) *conn {
 func (s *Server) leave(c *conn) {
 	s.mu.Lock()
 	reset(c.client) // which does nothing to one that is closed
-	if c.server != nil {
-		reset(c.server)
+	for _, server := range c.servers {
+		reset(server)
 	}
 	c.cancel()
 	delete(c.box.conns, c)
@@ -126,7 +159,6 @@ func (s *Server) leave(c *conn) {
 
 // ask reads whom the client wants, and returns all that it has said.
 func (s *Server) ask(client *net.TCPConn) (name string, said []byte, err error) {
-	defer func() { <-s.slots }()
 	_ = client.SetReadDeadline(time.Now().Add(helloWithin))
 	defer func() { _ = client.SetReadDeadline(time.Time{}) }()
 	said = make([]byte, 0, 2048)
@@ -155,7 +187,6 @@ func (s *Server) ask(client *net.TCPConn) (name string, said []byte, err error) 
 func (s *Server) admit(c *conn, name string, said error) (why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.box.asking--
 	a := s.table[c.box.addr]
 	switch {
 	case c.dead || a == nil:
@@ -167,9 +198,7 @@ func (s *Server) admit(c *conn, name string, said error) (why string) {
 	case !a.Admits(name, c.to):
 		why = whyAddress
 	default:
-		c.name, c.row = name, c.box.audit.row(key{name: name, to: c.to})
-		c.row.conns.Add(1)
-		c.row.used()
+		c.name = name
 		return ""
 	}
 	s.refuseLocked(c.box, name, c.to, why)
@@ -177,14 +206,6 @@ func (s *Server) admit(c *conn, name string, said error) (why string) {
 }
 
 const protoTCP = 6
-
-// connected says whether it may still be.
-func (s *Server) connected(c *conn, server net.Conn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c.server = server
-	return !c.dead
-}
 
 // refuse tells a client of TLS why, and is gone soon, whatever it does.
 func refuse(client *net.TCPConn, said []byte) {

@@ -18,8 +18,8 @@ import (
 var buffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
 
 // join passes on what both say until both have ended, or one has failed.
-func (c *conn) join(client, server *net.TCPConn) {
-	r := c.row
+func (c *conn) join(server *net.TCPConn, r *row) {
+	client := c.client
 	var half atomic.Bool
 	var wg sync.WaitGroup
 	one := func(to, from *net.TCPConn, n *atomic.Int64) {

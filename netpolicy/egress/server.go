@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"sync"
@@ -43,6 +44,8 @@ type Server struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 	slots  chan struct{} // handshakes
+	web    *http.Server
+	webs   chan net.Conn // for it
 
 	mu       sync.Mutex
 	table    table
@@ -72,6 +75,7 @@ func New(c Config) *Server {
 	s := &Server{c: c, slots: make(chan struct{}, handshakes), table: table{}, boxes: map[netip.Addr]*box{}, byID: map[dsec.SandboxID]*box{},
 		watchers: map[chan Refusal]bool{}, open: map[io.Closer]bool{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.openWeb()
 	return s
 }
 
@@ -93,6 +97,7 @@ func (s *Server) Close() error {
 		}
 	}
 	s.mu.Unlock()
+	errs = append(errs, s.web.Close())
 	s.work.Wait()
 	return errors.Join(errs...)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/netpolicy"
 )
 
 // Refusal is a connection that was refused.
@@ -20,10 +21,14 @@ type Refusal struct {
 
 // String is like "tls other.example at 203.0.113.7:443: it is no allowed name".
 func (r Refusal) String() string {
-	if r.Name == "" {
-		return fmt.Sprintf("tls at %s: %s", r.To, r.Why)
+	what := "tls"
+	if r.To.Port() == netpolicy.HTTPPort {
+		what = "http"
 	}
-	return fmt.Sprintf("tls %s at %s: %s", r.Name, r.To, r.Why)
+	if r.Name == "" {
+		return fmt.Sprintf("%s at %s: %s", what, r.To, r.Why)
+	}
+	return fmt.Sprintf("%s %s at %s: %s", what, r.Name, r.To, r.Why)
 }
 
 // told is how many refusals wait for an agent that takes them; what is more is only

@@ -149,7 +149,13 @@ func serverName(body cryptobyte.String) (string, error) {
 		!list.ReadUint16LengthPrefixed(&host) || !list.Empty() {
 		return "", ErrMalformed
 	}
-	name := strings.TrimSuffix(strings.ToLower(string(host)), ".")
+	return Host(string(host))
+}
+
+// Host is a name as it is compared: in lower case without a last dot. ErrMalformed
+// if it has other than letters, digits, "-" and "_".
+func Host(said string) (string, error) {
+	name := strings.TrimSuffix(strings.ToLower(said), ".")
 	if name == "" || len(name) > longestHostName {
 		return "", ErrMalformed
 	}

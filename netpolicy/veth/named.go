@@ -146,14 +146,14 @@ const tellWithin = 5 * time.Second
 
 // said tells whether names are looked at where this is open.
 func said(open []netpolicy.Ports) bool {
-	return netpolicy.Opens(open, unix.IPPROTO_TCP, netpolicy.TLSPort)
+	return netpolicy.Opens(open, unix.IPPROTO_TCP, netpolicy.TLSPort) || netpolicy.Opens(open, unix.IPPROTO_TCP, netpolicy.HTTPPort)
 }
 
 // unseen says that a connection was opened by a rule of addresses, and now is not.
 func (e *end) unseen(to netip.Addr, port uint16, before netpolicy.Plan) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return port == netpolicy.TLSPort && before.Allows(to, unix.IPPROTO_TCP, port) && !e.plan.Allows(to, unix.IPPROTO_TCP, port)
+	return (port == netpolicy.TLSPort || port == netpolicy.HTTPPort) && before.Allows(to, unix.IPPROTO_TCP, port) && !e.plan.Allows(to, unix.IPPROTO_TCP, port)
 }
 
 // classOf keeps the class of an error that has one.

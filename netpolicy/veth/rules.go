@@ -46,7 +46,7 @@ table inet dsec {
 	counter over { }
 	chain named {
 		type nat hook prerouting priority dstnat;
-		meta mark %[8]d tcp dport %[10]d dnat ip to %[7]s:%[9]d
+		meta mark %[8]d tcp dport { %[10]d, %[11]d } dnat ip to %[7]s:%[9]d
 	}
 	chain input {
 		type filter hook input priority filter; policy drop;
@@ -84,7 +84,7 @@ table inet dsec {
 	}
 }
 `, uplink, n.address(routerOffset), n.c.Conns, max(1<<16, 1<<(32-n.subnet.Bits())), uint32(netpolicy.MarkOpen), uint32(netpolicy.MarkRouter), n.Gateway(),
-		uint32(netpolicy.MarkName), namesPort, netpolicy.TLSPort)
+		uint32(netpolicy.MarkName), namesPort, netpolicy.HTTPPort, netpolicy.TLSPort)
 }
 
 // Refused counts packets that would have begun one connection too many.
