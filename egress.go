@@ -4,7 +4,7 @@ import "time"
 
 // Egress is what a sandbox has reached and what it was refused, since it began.
 type Egress struct {
-	// Rows are what went by name to port 443, one for each name, address, port and
+	// Rows are what went by name to ports 80 and 443, one for each name, address, port and
 	// reason of a refusal. They are bounded: what is too much is in rows without
 	// an address.
 	Rows []EgressRow `json:"rows"`

@@ -214,7 +214,7 @@ func (c *Client) Delete(ctx context.Context, id dsec.SandboxID) (existed bool, e
 	return resp.GetExisted(), err
 }
 
-// Egress is what a sandbox that lives has reached by name on port 443, and what it
+// Egress is what a sandbox that lives has reached by name on ports 80 and 443, and what it
 // was refused there.
 func (c *Client) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
 	var resp *dsecv1.EgressResponse

@@ -70,7 +70,7 @@ func Open(ctx context.Context, c Agent) (*Client, error) {
 	x := &Client{c: c, table: table{}}
 	x.ctx, x.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if _, err := x.ask(ctx, request{Op: opAddresses}); err != nil {
-		c.Log.Warn("nothing opens names on port 443 to sandboxes", "err", err)
+		c.Log.Warn("nobody looks at names: sandboxes reach none on ports 80 and 443", "err", err)
 	}
 	x.work.Go(x.watch)
 	return x, nil

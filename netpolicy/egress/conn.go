@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/opendsec/dsec/netpolicy"
@@ -100,6 +101,13 @@ func (s *Server) reach(ctx context.Context, c *conn, name string) (net.Conn, *ro
 	r.conns.Add(1)
 	r.used()
 	return server, r, nil
+}
+
+// lost forgets a connection that has ended before its client.
+func (s *Server) lost(c *conn, server net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.servers = slices.DeleteFunc(c.servers, func(x net.Conn) bool { return x == server })
 }
 
 // asked gives the place back of one that has not said whom it wants.

@@ -78,7 +78,7 @@ func (s *Server) serveWeb(c *conn) {
 			if err != nil {
 				return nil, err
 			}
-			return &counted{server, r}, nil
+			return &counted{server, r, func() { s.lost(c, server) }}, nil
 		}}
 	defer c.transport.CloseIdleConnections()
 	select {
@@ -91,7 +91,13 @@ func (s *Server) serveWeb(c *conn) {
 // counted is the other end of a client that speaks HTTP.
 type counted struct {
 	net.Conn
-	r *row
+	r    *row
+	lost func()
+}
+
+func (c *counted) Close() error {
+	c.lost()
+	return c.Conn.Close()
 }
 
 func (c *counted) Read(b []byte) (int, error) {

@@ -84,7 +84,7 @@ func (k *looking) stop() {
 // agent begins to tell servers, as a process that has just started.
 func (k *looking) agent(t *testing.T) {
 	t.Helper()
-	c, err := egress.Open(t.Context(), egress.Agent{Socket: k.l.Addr().String(), Router: k.n.router, Listen: k.n.NamesAt(), Conns: 100, Log: quiet(), Refused: func(r egress.Refusal) {
+	c, err := egress.Open(t.Context(), egress.Agent{Socket: k.l.Addr().String(), Router: k.n.router, Listen: k.n.NamesAt(), Conns: conns, Log: quiet(), Refused: func(r egress.Refusal) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.refused = append(k.refused, string(r.Sandbox)+": "+r.String())
@@ -507,3 +507,23 @@ func TestWhoIsGoneHasNoConnections(t *testing.T) {
 	})
 	lives(t, "the other one", c)
 }
+
+// TestASandboxHasItsShareOfPlaces, and others theirs.
+func TestASandboxHasItsShareOfPlaces(t *testing.T) {
+	n, k, _ := town(t)
+	greedy, _ := attachPolicy(t, n, "a", byName("good.example"))
+	neighbour, _ := attachPolicy(t, n, "b", byName("good.example"))
+	asks(t, n, greedy, "good.example.")
+	asks(t, n, neighbour, "good.example.")
+	for range conns {
+		stream(t, greedy, public+":443")
+	}
+	eventually(t, "one is too many", func() bool {
+		stream(t, greedy, public+":443")
+		return refusedRow(t, k, n, "a", "too many connections at once")
+	})
+	lives(t, "a neighbour's", must(speak(neighbour, public+":443", &tls.Config{ServerName: "good.example"}))(t))
+}
+
+// conns is how many connections a sandbox may have in these tests.
+const conns = 100

@@ -141,6 +141,7 @@ func TestEveryRequestIsForAnAllowedHost(t *testing.T) {
 	}
 	change(t, n, "a", byName("good.example"), ns)
 	eventually(t, "nothing is left of what was closed", func() bool { return connections(t, outside) == 0 })
+	asks(t, n, ns, "good.example.")
 	if _, err := speak(ns, public+":443", &tls.Config{ServerName: "good.example"}); err != nil {
 		t.Error(err)
 	}

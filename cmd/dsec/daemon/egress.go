@@ -24,12 +24,12 @@ const egressSocketFD = supervise.FirstFD
 // insideRouter says to the verb that it is where sandboxes connect to.
 const insideRouter = "inside"
 
-// Egress is the hidden verb of the process that looks at names in TLS. It begins
+// Egress is the hidden verb of the process that looks at names in TLS and HTTP. It begins
 // with the one capability to enter the router's network namespace, which the agent
 // gives it, and starts itself again in there with none.
 func Egress() *cobra.Command {
 	return &cobra.Command{
-		Use: "egress", Short: "Look at names in what sandboxes send (started by up)", Hidden: true, Args: cobra.MaximumNArgs(1),
+		Use: "egress", Short: "Look at the names that sandboxes ask for (started by up)", Hidden: true, Args: cobra.MaximumNArgs(1),
 		Example: "  dsec up   # starts it",
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM)

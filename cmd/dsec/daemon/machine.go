@@ -35,7 +35,7 @@ type machine struct {
 	network *veth.Network  // nil: the machine cannot; only network "none"
 	gate    *bpf.Gate      // of the network
 	names   *dns.Server    // that its sandboxes ask for
-	egress  *egress.Client // that looks at those they say; nil: nothing that a name opens passes on port 443
+	egress  *egress.Client // that looks at those they say; nil: nothing that a name alone opens passes on ports 80 and 443
 	tier    *container.Runtime
 
 	// What a machine has that serves, layers on demand and names; unset in those that live

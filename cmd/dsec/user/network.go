@@ -23,7 +23,7 @@ func Network() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "network SANDBOX [none|allow-list|open]",
 		Short: "Show or change what a sandbox may reach",
-		Long: `Shows what a sandbox may reach and, while it lives, what it has reached by name on port 443
+		Long: `Shows what a sandbox may reach and, while it lives, what it has reached by name on ports 80 and 443
 and what it was refused there: connections and bytes of each name and address.
 
 With a mode it changes what a running sandbox may reach. When it returns, what the new policy does not open

@@ -87,7 +87,7 @@ type SandboxesClient interface {
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
 	// new policy does not open is closed, and connections there are dead.
 	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error)
-	// Egress is what it has reached by name on port 443 and what it was refused there,
+	// Egress is what it has reached by name on ports 80 and 443 and what it was refused there,
 	// while it lives. It has no effect.
 	Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
@@ -375,7 +375,7 @@ type SandboxesHandler interface {
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
 	// new policy does not open is closed, and connections there are dead.
 	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error)
-	// Egress is what it has reached by name on port 443 and what it was refused there,
+	// Egress is what it has reached by name on ports 80 and 443 and what it was refused there,
 	// while it lives. It has no effect.
 	Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs

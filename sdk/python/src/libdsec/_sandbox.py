@@ -288,7 +288,7 @@ class AsyncSandbox:
         return await self._change("SetNetwork", network=mode, allow=rules(allow))
 
     async def egress(self) -> Egress:
-        """What it has reached by name on port 443 and what it was refused there, while it lives.
+        """What it has reached by name on ports 80 and 443 and what it was refused there, while it lives.
 
         Refusals are events, too: ``network_refused``. Raises ``SandboxGone`` when it has ended.
         """

@@ -72,7 +72,7 @@ class NetworkState:
 
 @dataclass(frozen=True)
 class EgressRow:
-    """Connections to one place by name on port 443.
+    """Connections to one place by name on ports 80 and 443.
 
     ``name`` is what the sandbox said, "" if it said none. ``refused`` is why, "" if
     they were let through. Bytes are those it sent and received. An empty
