@@ -519,7 +519,7 @@ func TestASandboxHasItsShareOfPlaces(t *testing.T) {
 		stream(t, greedy, public+":443")
 	}
 	eventually(t, "one is too many", func() bool {
-		stream(t, greedy, public+":443")
+		_, _ = dial(greedy, "tcp4", public+":443")
 		return refusedRow(t, k, n, "a", "too many connections at once")
 	})
 	lives(t, "a neighbour's", must(speak(neighbour, public+":443", &tls.Config{ServerName: "good.example"}))(t))
