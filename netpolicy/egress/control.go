@@ -153,6 +153,17 @@ func (s *Server) answer(q request) (reply, error) {
 	return reply{}, dsec.Errorf(dsec.Invalid, "answer agent", dsec.Quote(q.Op), "no such request")
 }
 
+// Sandbox is who has an address: for what else the router may serve to those that
+// are known here.
+func (s *Server) Sandbox(a netip.Addr) (id dsec.SandboxID, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b := s.boxes[a]; b != nil {
+		return b.id, true
+	}
+	return "", false
+}
+
 func (s *Server) addresses() (all []netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

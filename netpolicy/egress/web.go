@@ -128,6 +128,9 @@ func (s *Server) request(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "dsec: "+why, http.StatusForbidden)
 		return
 	}
+	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		r.Header.Del("Upgrade") // to what has requests of its own that nobody would look at, as HTTP/2
+	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()

@@ -149,3 +149,36 @@ func TestRefusalsDoNotHideWhatWasReached(t *testing.T) {
 		t.Errorf("%d refusals counted", count)
 	}
 }
+
+// TestAnAddressIsOfOneSandbox, the last that was told to have it, and a sandbox has
+// one address; who is forgotten is that one only.
+func TestAnAddressIsOfOneSandbox(t *testing.T) {
+	s := New(Config{Places: 1})
+	defer func() { _ = s.Close() }()
+	a, b := netip.MustParseAddr("100.96.0.18"), netip.MustParseAddr("100.96.0.19")
+	is := func(a netip.Addr, want dsec.SandboxID) {
+		t.Helper()
+		if id, ok := s.Sandbox(a); id != want || ok != (want != "") {
+			t.Errorf("%s is of %q, want %q", a, id, want)
+		}
+	}
+	s.set(netpolicy.Admitted{Sandbox: "one", Address: a})
+	s.mu.Lock()
+	s.boxes[a].audit.row(key{name: "good.example"}).conns.Add(7)
+	s.mu.Unlock()
+	s.set(netpolicy.Admitted{Sandbox: "one", Address: b})
+	is(a, "")
+	is(b, "one")
+	r, err := s.answer(request{Op: opAudit, Sandbox: b})
+	if err != nil || len(r.Rows) != 1 || r.Rows[0].Connections != 7 {
+		t.Errorf("what was counted before: %+v, %v", r.Rows, err)
+	}
+	s.set(netpolicy.Admitted{Sandbox: "two", Address: b})
+	s.forget(b, "one")
+	is(b, "two")
+	s.forget(b, "two")
+	is(b, "")
+	if _, err := s.answer(request{Op: "nothing"}); dsec.ClassOf(err) != dsec.Invalid {
+		t.Error(err)
+	}
+}

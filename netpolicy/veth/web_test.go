@@ -31,7 +31,7 @@ func serveHTTP(t *testing.T, ns *os.File, addr string) {
 			return
 		}
 		defer func() { _ = c.Close() }()
-		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 		_, _ = io.Copy(c, b)
 	})}
 	done := make(chan struct{})
@@ -117,8 +117,11 @@ func TestEveryRequestIsForAnAllowedHost(t *testing.T) {
 			t.Errorf("%q: %d %q", request, status, body)
 		}
 	}
+	if status, body := browse(t, ns, second+":80").ask(t, "GET / HTTP/1.1\r\nHost: far.example\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"); status != 200 {
+		t.Errorf("an upgrade to HTTP/2: %d %q", status, body)
+	}
 	up := browse(t, ns, second+":80")
-	if status, body := up.ask(t, "GET / HTTP/1.1\r\nHost: www.far.example\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"); status != 101 {
+	if status, body := up.ask(t, "GET / HTTP/1.1\r\nHost: www.far.example\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"); status != 101 {
 		t.Fatalf("upgrade: %d %q", status, body)
 	}
 	echoes := func() error {
