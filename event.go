@@ -18,6 +18,7 @@ const (
 	EventNetwork       EventType = "network"         // another network policy is in force; Detail is its mode, Fields have generation
 	EventDiskError     EventType = "disk_error"      // the file system that its disk lies in failed: it is blamed on infra_disk; Detail says why
 	EventRefused       EventType = "network_refused" // its policy refused a packet, one a second is told; Detail is like "tcp 203.0.113.7:443", Fields have generation and refused, packets so far
+	EventRepercussion  EventType = "repercussion"    // damage was done: Detail says to what, Fields have scope ("sandbox", "service" of the node, "node"), by (an Inducer) and, of an end, cause
 	EventNote          EventType = "note"            // anything else worth a line
 )
 

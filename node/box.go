@@ -41,6 +41,8 @@ type box struct {
 	retryAt    time.Time // of an intent that was not finished
 	exitBy     time.Time // found dead at the start: when to stop waiting for its Exit
 	gone       bool      // deleted: out of the maps
+	damageLook time.Time // when its disk was last looked at for damage
+	damaged    int       // paths of its system that were told to be gone
 }
 
 const ringEvents = 256

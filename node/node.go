@@ -24,6 +24,8 @@ type Node struct {
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup // every goroutine
 
+	crashed bool // the agent before this one did not close; written by New only
+
 	mu        sync.RWMutex
 	boxes     map[dsec.SandboxID]*box
 	names     map[string]dsec.SandboxID // project, name → live sandbox

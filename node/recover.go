@@ -21,6 +21,7 @@ func (n *Node) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.crashed = !clean
 	records, err := n.ledger.live()
 	if err != nil {
 		return err
@@ -152,6 +153,9 @@ func (n *Node) adopt(ctx context.Context, b *box, status runtime.Status, known b
 		}
 	}
 	b.emit(dsec.Event{Type: dsec.EventAdopted, Detail: fmt.Sprintf("%d commands", len(status.Execs))})
+	if n.crashed {
+		b.emit(repercussion(toService, dsec.InducedByUnknown, "the agent of the node ended without having been asked to, and came back"))
+	}
 	e, ok := b.rt.(runtime.Execer)
 	if !ok {
 		return nil

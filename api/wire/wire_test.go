@@ -81,7 +81,8 @@ func TestSpecComesBack(t *testing.T) {
 		Limits:    dsec.Limits{CPU: 1.5, CPUWeight: 7, Memory: 1 << 40, Pids: 9, Disk: 8, Output: 3},
 		Lifetimes: dsec.Lifetimes{Idle: 1500 * time.Millisecond, Lifetime: time.Hour, Retention: 3}, Profile: "debug", NoNewPrivs: true,
 		OOM: dsec.OOMSandbox, Mounts: []dsec.HostMount{{Source: "/a", Target: "/b"}}, Labels: map[string]string{"l": "m"},
-		CallID: "c", RolloutKey: "r"}
+		CallID: "c", RolloutKey: "r", Allow: []dsec.NetworkRule{{Mirror: "pypi"}, {CIDR: "1.2.3.4", Protocol: "udp", Ports: []string{"53"}}},
+		Cutoff: time.Date(2025, 1, 31, 12, 0, 0, 5, time.UTC), MirrorDeny: []string{"pypi:requests"}}
 	if got := SpecFrom(Spec(s)); !reflect.DeepEqual(got, s) {
 		t.Fatalf("%+v\n%+v", got, s)
 	}

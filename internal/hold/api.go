@@ -137,6 +137,7 @@ type ExecSpec struct {
 	Caps        Caps
 	NoNewPrivs  bool
 	Seccomp     []byte // array of struct sock_filter; empty: none
+	AppArmor    string // loaded profile that the program gets; "": none, and none is asked for
 	Rlimits     []Rlimit
 	OOMScoreAdj int
 	Umask       uint32 // 0: 022

@@ -53,9 +53,10 @@ table inet dsec {
 		iifname %[1]q ct state established,related accept
 		meta mark %[5]d ip daddr %[7]s meta l4proto { tcp, udp } th dport 53 accept
 		meta mark { %[5]d, %[8]d } ip daddr %[7]s tcp dport %[9]d ct status dnat jump admit
+		meta mark %[5]d ip daddr %[7]s tcp dport 80 jump admit
 	}
 	chain admit {
-		ct state established accept
+		ct state established,related accept
 		ct state new add @conns { ip saddr ct count over %[3]d } counter name over drop
 		accept
 	}

@@ -162,6 +162,10 @@ func (b *build) state() lifecycle.Step {
 		if b.rec.UID, err = b.takeUIDs(); err != nil {
 			return err
 		}
+		if err = b.setProfile(); err != nil {
+			b.giveUIDs()
+			return err
+		}
 		dir := b.r.dir(b.sb.id)
 		if err = os.Mkdir(dir, 0o700); err == nil {
 			err = writeNewRecord(dir, b.rec)
@@ -239,7 +243,7 @@ func (b *build) prepareDir() error {
 // running sandbox.
 func (b *build) begin() []lifecycle.Step {
 	id := string(b.sb.id)
-	return []lifecycle.Step{
+	return append(b.profileLoaded(), []lifecycle.Step{
 		{Name: "cgroup", Do: b.cgroup, Undo: func(ctx context.Context) error {
 			b.sb.mu.Lock()
 			b.sb.group = nil
@@ -262,7 +266,7 @@ func (b *build) begin() []lifecycle.Step {
 		}},
 		{Name: "enter", Do: b.enter, Undo: func(context.Context) error { b.sb.closeRoot(); return nil }},
 		{Name: "main", Do: b.main},
-	}
+	}...)
 }
 
 func (b *build) cgroup(context.Context) (err error) {

@@ -34,17 +34,19 @@ type Spec struct {
 	User          string                 `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
 	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	Hostname      string                 `protobuf:"bytes,9,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "open"
+	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "mirror-only", "open"
 	Limits        *Limits                `protobuf:"bytes,11,opt,name=limits,proto3" json:"limits,omitempty"`
 	Lifetimes     *Lifetimes             `protobuf:"bytes,12,opt,name=lifetimes,proto3" json:"lifetimes,omitempty"`
-	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug"
+	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug", "pwn", "desktop", "nested"
 	NoNewPrivs    bool                   `protobuf:"varint,14,opt,name=no_new_privs,json=noNewPrivs,proto3" json:"no_new_privs,omitempty"`
 	Oom           string                 `protobuf:"bytes,15,opt,name=oom,proto3" json:"oom,omitempty"` // "exec" (default), "sandbox"
 	Mounts        []*HostMount           `protobuf:"bytes,16,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	Labels        map[string]string      `protobuf:"bytes,17,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	CallId        string                 `protobuf:"bytes,18,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	RolloutKey    string                 `protobuf:"bytes,19,opt,name=rollout_key,json=rolloutKey,proto3" json:"rollout_key,omitempty"`
-	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"` // of the network mode "allow-list"
+	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"`                             // of the network mode "allow-list"
+	Cutoff        *timestamppb.Timestamp `protobuf:"bytes,45,opt,name=cutoff,proto3" json:"cutoff,omitempty"`                           // what is newer the mirror of packages hides; absent: nothing
+	MirrorDeny    []string               `protobuf:"bytes,46,rep,name=mirror_deny,json=mirrorDeny,proto3" json:"mirror_deny,omitempty"` // what it refuses: "pypi:requests"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -219,13 +221,28 @@ func (x *Spec) GetAllow() []*NetworkRule {
 	return nil
 }
 
-// NetworkRule opens something: of a domain, or of addresses.
+func (x *Spec) GetCutoff() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Cutoff
+	}
+	return nil
+}
+
+func (x *Spec) GetMirrorDeny() []string {
+	if x != nil {
+		return x.MirrorDeny
+	}
+	return nil
+}
+
+// NetworkRule opens something: of a domain, of addresses, or of the mirror of packages.
 type NetworkRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Domain        string                 `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`     // "pypi.org", or "*.pypi.org": every name below
 	Cidr          string                 `protobuf:"bytes,2,opt,name=cidr,proto3" json:"cidr,omitempty"`         // "203.0.113.0/24", or one address
 	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // "tcp" (default), "udp"; of addresses also "icmp", "any"
 	Ports         []string               `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`       // "443", "8000-8999"; default: 80 and 443 of a domain, all of addresses
+	Mirror        string                 `protobuf:"bytes,5,opt,name=mirror,proto3" json:"mirror,omitempty"`     // "pypi", "npm", "go" or "debian"; without protocol and ports
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -286,6 +303,13 @@ func (x *NetworkRule) GetPorts() []string {
 		return x.Ports
 	}
 	return nil
+}
+
+func (x *NetworkRule) GetMirror() string {
+	if x != nil {
+		return x.Mirror
+	}
+	return ""
 }
 
 // Network is what a sandbox may reach now.
@@ -3129,7 +3153,7 @@ var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe5\x05\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xba\x06\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -3153,18 +3177,22 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\acall_id\x18\x12 \x01(\tR\x06callId\x12\x1f\n" +
 	"\vrollout_key\x18\x13 \x01(\tR\n" +
 	"rolloutKey\x12*\n" +
-	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x1a6\n" +
+	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x122\n" +
+	"\x06cutoff\x18- \x01(\v2\x1a.google.protobuf.TimestampR\x06cutoff\x12\x1f\n" +
+	"\vmirror_deny\x18. \x03(\tR\n" +
+	"mirrorDeny\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x83\x01\n" +
 	"\vNetworkRule\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x14\n" +
-	"\x05ports\x18\x04 \x03(\tR\x05ports\"i\n" +
+	"\x05ports\x18\x04 \x03(\tR\x05ports\x12\x16\n" +
+	"\x06mirror\x18\x05 \x01(\tR\x06mirror\"i\n" +
 	"\aNetwork\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12*\n" +
 	"\x05allow\x18\x02 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x1e\n" +
@@ -3465,8 +3493,8 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	nil,                           // 45: dsec.v1.Spec.EnvEntry
 	nil,                           // 46: dsec.v1.Spec.LabelsEntry
 	nil,                           // 47: dsec.v1.ListRequest.LabelsEntry
-	(*Result)(nil),                // 48: dsec.v1.Result
-	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
+	(*Result)(nil),                // 49: dsec.v1.Result
 	(*Step)(nil),                  // 50: dsec.v1.Step
 	(*ErrorDetail)(nil),           // 51: dsec.v1.ErrorDetail
 }
@@ -3477,78 +3505,79 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
 	46, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
-	1,  // 6: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
-	0,  // 7: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	48, // 8: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	49, // 9: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	49, // 10: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	49, // 11: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	50, // 12: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
-	8,  // 13: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
-	7,  // 14: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
-	2,  // 15: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
-	49, // 16: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	49, // 17: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
-	0,  // 18: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
-	6,  // 19: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
-	0,  // 20: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
-	6,  // 21: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	51, // 22: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
-	6,  // 23: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	47, // 24: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
-	6,  // 25: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	6,  // 26: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 27: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 28: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 29: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 30: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	1,  // 31: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
-	6,  // 32: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
-	33, // 33: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
-	49, // 34: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
-	36, // 35: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	39, // 36: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	37, // 37: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	36, // 38: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	38, // 39: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	38, // 40: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	49, // 41: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	42, // 42: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	9,  // 43: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	11, // 44: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	13, // 45: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	15, // 46: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	17, // 47: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	19, // 48: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	21, // 49: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	23, // 50: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	25, // 51: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	27, // 52: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	29, // 53: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	31, // 54: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
-	34, // 55: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	40, // 56: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	43, // 57: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	10, // 58: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	12, // 59: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	14, // 60: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	16, // 61: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	18, // 62: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	20, // 63: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	22, // 64: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	24, // 65: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	26, // 66: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	28, // 67: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	30, // 68: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	32, // 69: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
-	35, // 70: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	41, // 71: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	44, // 72: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	58, // [58:73] is the sub-list for method output_type
-	43, // [43:58] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	48, // 6: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
+	1,  // 7: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
+	0,  // 8: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
+	49, // 9: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	48, // 10: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	48, // 11: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	48, // 12: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	50, // 13: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	8,  // 14: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
+	7,  // 15: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
+	2,  // 16: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
+	48, // 17: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	48, // 18: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	0,  // 19: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
+	6,  // 20: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
+	0,  // 21: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
+	6,  // 22: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
+	51, // 23: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	6,  // 24: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
+	47, // 25: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	6,  // 26: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	6,  // 27: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 28: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 29: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 30: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,  // 31: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	1,  // 32: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
+	6,  // 33: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
+	33, // 34: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
+	48, // 35: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
+	36, // 36: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	39, // 37: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	37, // 38: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	36, // 39: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	38, // 40: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	38, // 41: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	48, // 42: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	42, // 43: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	9,  // 44: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	11, // 45: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	13, // 46: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	15, // 47: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	17, // 48: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	19, // 49: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	21, // 50: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	23, // 51: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	25, // 52: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	27, // 53: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	29, // 54: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	31, // 55: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
+	34, // 56: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	40, // 57: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	43, // 58: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	10, // 59: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	12, // 60: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	14, // 61: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	16, // 62: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	18, // 63: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	20, // 64: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	22, // 65: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	24, // 66: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	26, // 67: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	28, // 68: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	30, // 69: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	32, // 70: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
+	35, // 71: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	41, // 72: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	44, // 73: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	59, // [59:74] is the sub-list for method output_type
+	44, // [44:59] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }

@@ -106,9 +106,12 @@ func (s *settings) makeBlobDir(ctx context.Context) error {
 	return b.Close()
 }
 
-// listen makes a socket for the agent alone. It outlives the processes that serve
-// it: the agent connects to it whether or not one runs.
-func listen(network, path string) (*os.File, error) {
+// loaderListen makes the socket of the loader. It outlives loaders: the agent
+// connects to it whether or not one runs.
+func (s *settings) loaderListen() (*os.File, error) { return listenOwn("unixpacket", s.loaderSocket()) }
+
+// listenOwn makes a socket that only root may connect to.
+func listenOwn(network, path string) (*os.File, error) {
 	_ = os.Remove(path)
 	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
 	if err != nil {

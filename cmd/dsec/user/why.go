@@ -216,7 +216,8 @@ func ending(r process.Result) string {
 func (t told) printDenials(p *page) {
 	var lines []dsec.Event
 	for _, e := range t.Events {
-		if e.Type == dsec.EventOOM || e.Type == dsec.EventLayerError || e.Type == dsec.EventNote || e.Type == dsec.EventExpiryWarning {
+		switch e.Type {
+		case dsec.EventOOM, dsec.EventLayerError, dsec.EventDiskError, dsec.EventRefused, dsec.EventRepercussion, dsec.EventNote, dsec.EventExpiryWarning:
 			lines = append(lines, e)
 		}
 	}

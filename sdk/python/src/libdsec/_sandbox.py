@@ -279,7 +279,7 @@ class AsyncSandbox:
         return await self._change("Renew")
 
     async def set_network(self, mode: str, allow: Sequence[str | NetworkRule] = ()) -> SandboxInfo:
-        """Changes what it may reach: "none", "allow-list" (what ``allow`` names) or "open".
+        """Changes what it may reach: "none", "allow-list" (what ``allow`` names), "mirror-only" or "open".
 
         When it returns, what the policy does not open is closed, and connections
         there are dead. ``info.network`` has the policy and its generation. Raises

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Iterable, Literal, Mapping, Sequence
 
 from . import _wire as w
 from ._wire import Json
-from .network import NetworkRule, NetworkState, rules
+from .network import NetworkRule, NetworkState, cutoff_time, rules
 
 __all__ = [
     "Artifact", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
@@ -69,7 +69,9 @@ class Spec:
 
     ``image`` and ``layers`` are tags ("name:tag") or digests ("sha256:…"), bottom to top.
     ``command`` is a main process whose end ends the sandbox; without one it idles.
-    ``network`` is "none" (default), "allow-list" (what ``allow`` names) or "open".
+    ``network`` is "none" (default), "allow-list" (what ``allow`` names), "mirror-only" (the node's mirror of packages) or "open".
+    The mirror hides releases newer than ``cutoff``, a time or a day ("2025-01-31": that day and all after it; UTC unless it says
+    otherwise), and refuses the names of ``mirror_deny`` ("pypi:requests").
     ``call_id`` makes creation idempotent: same id and spec, same sandbox.
     """
 
@@ -84,6 +86,8 @@ class Spec:
     hostname: str = ""
     network: str = ""
     allow: Sequence[str | NetworkRule] = ()
+    cutoff: datetime | date | str | None = None
+    mirror_deny: Sequence[str] = ()
     cpu: float = 0.0
     cpu_weight: int = 0
     memory: Size = 0
@@ -107,16 +111,18 @@ class Spec:
         return dataclasses.replace(self, **fields)
 
     def wire(self) -> Json:
-        if isinstance(self.layers, str) or isinstance(self.command, str):
-            raise TypeError("layers and command of a Spec are sequences of strings, not one string")
+        if isinstance(self.layers, str) or isinstance(self.command, str) or isinstance(self.mirror_deny, str):
+            raise TypeError("layers, command and mirror_deny of a Spec are sequences of strings, not one string")
         limits = {"cpu": self.cpu, "cpu_weight": self.cpu_weight, "memory": parse_size(self.memory),
                   "pids": self.pids, "disk": parse_size(self.disk), "output": parse_size(self.output)}
         lifetimes = {"idle": self.idle, "lifetime": self.lifetime, "retention": self.retention,
                      "keep_failed": parse_duration(self.on_failure.ttl) if self.on_failure else 0.0}
+        cutoff = cutoff_time(self.cutoff)
         return w.drop_empty({
             "name": self.name, "tier": self.tier, "image": self.image, "layers": list(self.layers),
             "command": list(self.command), "env": dict(self.env), "user": self.user, "workdir": self.workdir,
-            "hostname": self.hostname, "network": self.network, "allow": rules(self.allow), "limits": w.drop_empty(limits),
+            "hostname": self.hostname, "network": self.network, "allow": rules(self.allow),
+            "cutoff": w.timestamp(cutoff) if cutoff else "", "mirror_deny": list(self.mirror_deny), "limits": w.drop_empty(limits),
             "lifetimes": w.drop_empty(lifetimes), "profile": self.profile, "no_new_privs": self.no_new_privs,
             "oom": self.oom, "mounts": [{"source": s, "target": t} for s, t in self.mounts],
             "labels": dict(self.labels), "call_id": self.call_id, "rollout_key": self.rollout_key,
@@ -129,7 +135,8 @@ class Spec:
             image=w.string(m, "image"), layers=tuple(w.strings(m, "layers")), name=w.string(m, "name"),
             tier=w.string(m, "tier"), command=tuple(w.strings(m, "command")), env=w.string_map(m, "env"),
             user=w.string(m, "user"), workdir=w.string(m, "workdir"), hostname=w.string(m, "hostname"),
-            network=w.string(m, "network"), allow=tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
+            network=w.string(m, "network"), allow=tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")),
+            cutoff=w.time(m, "cutoff"), mirror_deny=tuple(w.strings(m, "mirror_deny")), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
             memory=w.integer(lim, "memory"), pids=w.integer(lim, "pids"), disk=w.integer(lim, "disk"),
             output=w.integer(lim, "output"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
             retention=w.number(life, "retention"),
