@@ -215,6 +215,17 @@ func (c *Client) Delete(ctx context.Context, id dsec.SandboxID) (existed bool, e
 	return resp.GetExisted(), err
 }
 
+// Egress is what a sandbox that lives has reached by name on ports 80 and 443, and what it
+// was refused there.
+func (c *Client) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
+	var resp *dsecv1.EgressResponse
+	err := c.retry(ctx, "read egress of sandbox", func() (err error) {
+		resp, err = c.sandboxes.Egress(ctx, &dsecv1.EgressRequest{Id: string(id)})
+		return err
+	})
+	return wire.EgressFrom(resp), err
+}
+
 // Stats samples what a sandbox uses.
 func (c *Client) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error) {
 	var resp *dsecv1.StatsResponse

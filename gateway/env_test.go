@@ -144,6 +144,10 @@ func (n *thinNode) Renew(ctx context.Context, id dsec.SandboxID, _ time.Duration
 	return n.Get(ctx, id)
 }
 
+func (n *thinNode) Egress(context.Context, dsec.SandboxID) (dsec.Egress, error) {
+	return dsec.Egress{}, nil
+}
+
 func (n *thinNode) SetNetwork(_ context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, _ string) (node.Sandbox, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -326,6 +326,11 @@ func (s *sandboxes) Grade(ctx context.Context, req *dsecv1.GradeRequest) (*dsecv
 	return resp, s.on(ctx, req.Id, wire.VerbGrade, req, resp)
 }
 
+func (s *sandboxes) Egress(ctx context.Context, req *dsecv1.EgressRequest) (*dsecv1.EgressResponse, error) {
+	resp := &dsecv1.EgressResponse{}
+	return resp, s.on(ctx, req.Id, wire.VerbEgress, req, resp)
+}
+
 func (s *sandboxes) Stats(ctx context.Context, req *dsecv1.StatsRequest) (*dsecv1.StatsResponse, error) {
 	resp := &dsecv1.StatsResponse{}
 	return resp, s.on(ctx, req.Id, wire.VerbStats, req, resp)

@@ -46,6 +46,9 @@ type Network interface {
 	// Restore says what is in force on a sandbox that another process attached, so
 	// that the names of its policy can be asked for. NotFound if it has no link.
 	Restore(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) error
+	// Egress is what a sandbox has reached, and what it was refused. NotFound if it
+	// has no link.
+	Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error)
 	// Live lists the sandboxes that have a link.
 	Live(ctx context.Context) ([]dsec.SandboxID, error)
 	// Close lets go without disconnecting anybody.

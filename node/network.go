@@ -60,3 +60,18 @@ func (n *Node) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Network
 	}
 	return n.Get(ctx, id)
 }
+
+// Egress implements Service.
+func (n *Node) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
+	const op = "read egress of sandbox"
+	b := n.find(id)
+	if b == nil {
+		return dsec.Egress{}, n.goneError(op, id)
+	}
+	r, ok := b.rt.(runtime.Networker)
+	if !ok {
+		return dsec.Egress{}, dsec.Errorf(dsec.Unsupported, op, string(id), "the tier %s cannot", b.rt.Tier())
+	}
+	e, err := r.Egress(ctx, id)
+	return e, b.explain(op, err)
+}

@@ -79,11 +79,13 @@ type Load struct {
 	Draining       bool
 }
 
-// Confiner changes what a sandbox may do.
+// Confiner changes what a sandbox may do, and says what it did.
 type Confiner interface {
 	// SetNetwork changes what a running or paused sandbox may reach. When it returns,
 	// what the policy does not open is closed, and connections there are dead.
 	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error)
+	// Egress is what one that lives has reached, and what it was refused.
+	Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error)
 }
 
 // Grader grades what was done in a sandbox.

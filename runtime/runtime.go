@@ -153,12 +153,15 @@ type Dialer interface {
 	Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error)
 }
 
-// Networker changes what a running sandbox may reach.
+// Networker changes what a running sandbox may reach, and says what it has.
 type Networker interface {
 	// SetNetwork puts a policy in force. When it returns, what that does not open
 	// is closed, and connections there are dead; it stays in force for later starts,
 	// too. IllegalState for one that was made without a network.
 	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) (generation uint64, err error)
+	// Egress is what one has reached, and what it was refused, since its network
+	// began. One without a network has reached nothing.
+	Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error)
 }
 
 // DiskWatcher knows how the disks of its sandboxes are.

@@ -20,6 +20,7 @@ const (
 	VerbResume     = "resume"
 	VerbRenew      = "renew"
 	VerbSetNetwork = "set_network"
+	VerbEgress     = "egress"
 	VerbCommit     = "commit"
 	VerbChanges    = "changes"
 	VerbGrade      = "grade"

@@ -57,6 +57,7 @@ type Node struct {
 	OnDemand      string   `yaml:"on_demand"`      // how reads of what is not here are seen: "fuse", "pre-content"; "off": layers are fetched whole
 	LayerCache    string   `yaml:"layer_cache"`    // most that data of layers take, "200GiB" or "50%" of the file system: unused ones go; beyond it "fuse" answers without keeping, "pre-content" exceeds it
 	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
+	EgressUID     int      `yaml:"egress_uid"`     // of the process that looks at names in TLS and HTTP; no other should have it
 	Packages      Packages `yaml:"packages"`       // the mirror of packages
 }
 
@@ -94,7 +95,7 @@ func Default() Config {
 		Run:      "/run/dsec",
 		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
 			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB",
-			OnDemand: "fuse", LayerCache: "50%", LoaderUID: 61441,
+			OnDemand: "fuse", LayerCache: "50%", LoaderUID: 61441, EgressUID: 61442,
 			Packages: Packages{UID: 61443, Cache: "10GiB", PyPI: "https://pypi.org", NPM: "https://registry.npmjs.org", SumDB: "https://sum.golang.org",
 				Debian: "https://deb.debian.org/debian", DebianSecurity: "https://deb.debian.org/debian-security", Hosts: []string{"files.pythonhosted.org"}}},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
@@ -208,6 +209,9 @@ func (c *Config) Validate() error {
 	}
 	if n.LoaderUID < 1 || n.LoaderUID == c.Gateway.UID {
 		return bad("node.loader_uid", "%d: the loader runs neither as root nor as the gateway", n.LoaderUID)
+	}
+	if n.EgressUID < 1 || n.EgressUID == c.Gateway.UID || n.EgressUID == n.LoaderUID || n.EgressUID == n.Packages.UID {
+		return bad("node.egress_uid", "%d: the process that looks at names runs neither as root nor as gateway or loader", n.EgressUID)
 	}
 	return c.Gateway.validate(bad)
 }

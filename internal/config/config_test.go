@@ -65,6 +65,7 @@ func TestWrongValuesNameTheirField(t *testing.T) {
 		"node.packages.cache": func(c *Config) { c.Node.Packages.Cache = "big" },
 		"node.packages.npm":   func(c *Config) { c.Node.Packages.NPM = "https://user:secret@registry" },
 		"node.loader_uid":     func(c *Config) { c.Node.LoaderUID = 0 },
+		"node.egress_uid":     func(c *Config) { c.Node.EgressUID = c.Node.LoaderUID },
 	} {
 		c := Default()
 		spoil(&c)

@@ -149,11 +149,17 @@ func (g *Gate) Add(link int, a netip.Addr, of netpolicy.Plan) error {
 	return attach(link, g.from, g.to)
 }
 
-// Has implements netpolicy.Gate.
-func (g *Gate) Has(link int) bool {
+// Attach implements netpolicy.Gate.
+func (g *Gate) Attach(link int) error { return attach(link, g.from, g.to) }
+
+// Generation implements netpolicy.Gate.
+func (g *Gate) Generation(link int) uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.links[uint32(link)] != nil
+	if l := g.links[uint32(link)]; l != nil {
+		return l.generation
+	}
+	return 0
 }
 
 // Apply implements netpolicy.Gate.

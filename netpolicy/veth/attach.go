@@ -60,9 +60,9 @@ func (n *Network) connect(ctx context.Context, id dsec.SandboxID, p dsec.Network
 	}
 	l, err := n.links.LinkByName(name)
 	if err == nil {
-		e := newEnd(n.c.Gate, id, l.Attrs().Index, addr, plan)
+		e := n.newEnd(id, l.Attrs().Index, addr, plan)
 		e.policy = p
-		err = n.gate(e)
+		err = n.gate(ctx, e)
 	}
 	if err == nil {
 		err = n.links.LinkSetAlias(l, string(id)) // what Live reports

@@ -59,11 +59,13 @@ type Keeper interface {
 
 // Network is one router.
 type Network struct {
-	c      Config
-	subnet netip.Prefix
-	node   *os.File // network namespace
-	router *os.File // network namespace
-	links  *space   // in the router
+	c       Config
+	subnet  netip.Prefix
+	node    *os.File // network namespace
+	router  *os.File // network namespace
+	links   *space   // in the router
+	names   netpolicy.Egress
+	unwatch chan struct{} // nil: links are not watched
 
 	mu   sync.Mutex
 	next uint32                  // offset of the address to try first
@@ -249,6 +251,10 @@ func (n *Network) Gateway() netip.Addr { return n.address(gatewayOffset) }
 
 // Close lets go without disconnecting anybody, unless there is no Keeper.
 func (n *Network) Close() error {
+	if n.unwatch != nil {
+		close(n.unwatch)
+		n.unwatch = nil
+	}
 	if n.links != nil {
 		n.links.Close()
 		n.links = nil

@@ -26,6 +26,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbResume:     unary(s.resume),
 		wire.VerbRenew:      unary(s.renew),
 		wire.VerbSetNetwork: unary(s.setNetwork),
+		wire.VerbEgress:     unary(s.egress),
 		wire.VerbCommit:     unary(s.commit),
 		wire.VerbChanges:    unary(s.changes),
 		wire.VerbStats:      unary(s.stats),
@@ -172,6 +173,18 @@ func (s *Server) setNetwork(ctx context.Context, who caller, req *dsecv1.SetNetw
 		return s.cfg.Service.SetNetwork(ctx, id, wire.PolicyFrom(req), req.CallId)
 	})
 	return &dsecv1.SetNetworkResponse{Sandbox: sb}, err
+}
+
+func (s *Server) egress(ctx context.Context, who caller, req *dsecv1.EgressRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	e, err := s.cfg.Service.Egress(ctx, id)
+	if err != nil {
+		return nil, s.ended(id, err)
+	}
+	return wire.Egress(e), nil
 }
 
 func (s *Server) commit(ctx context.Context, who caller, req *dsecv1.CommitRequest) (proto.Message, error) {

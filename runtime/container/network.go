@@ -52,3 +52,16 @@ func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Netw
 	}
 	return generation, r.wrap(op, id, r.rerecord(sb, func(rec *record) { rec.Network = &p }))
 }
+
+// Egress implements runtime.Networker.
+func (r *Runtime) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
+	const op = "read egress of sandbox"
+	sb, err := r.live(op, id)
+	if err != nil {
+		return dsec.Egress{}, err
+	}
+	if r.cfg.Network == nil || !hasNetwork(sb.rec.Request.Spec.Network) {
+		return dsec.Egress{Rows: []dsec.EgressRow{}}, nil
+	}
+	return r.cfg.Network.Egress(ctx, id)
+}

@@ -2050,6 +2050,227 @@ func (x *SetNetworkResponse) GetSandbox() *Sandbox {
 	return nil
 }
 
+type EgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressRequest) Reset() {
+	*x = EgressRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressRequest) ProtoMessage() {}
+
+func (x *EgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressRequest.ProtoReflect.Descriptor instead.
+func (*EgressRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *EgressRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type EgressResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Rows           []*EgressRow           `protobuf:"bytes,1,rep,name=rows,proto3" json:"rows,omitempty"`
+	PacketsOut     int64                  `protobuf:"varint,2,opt,name=packets_out,json=packetsOut,proto3" json:"packets_out,omitempty"` // all, whatever opened them
+	BytesOut       int64                  `protobuf:"varint,3,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`       // of these, with their headers
+	PacketsIn      int64                  `protobuf:"varint,4,opt,name=packets_in,json=packetsIn,proto3" json:"packets_in,omitempty"`
+	PacketsRefused int64                  `protobuf:"varint,5,opt,name=packets_refused,json=packetsRefused,proto3" json:"packets_refused,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *EgressResponse) Reset() {
+	*x = EgressResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressResponse) ProtoMessage() {}
+
+func (x *EgressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
+func (*EgressResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *EgressResponse) GetRows() []*EgressRow {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
+func (x *EgressResponse) GetPacketsOut() int64 {
+	if x != nil {
+		return x.PacketsOut
+	}
+	return 0
+}
+
+func (x *EgressResponse) GetBytesOut() int64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *EgressResponse) GetPacketsIn() int64 {
+	if x != nil {
+		return x.PacketsIn
+	}
+	return 0
+}
+
+func (x *EgressResponse) GetPacketsRefused() int64 {
+	if x != nil {
+		return x.PacketsRefused
+	}
+	return 0
+}
+
+// EgressRow counts connections to one place.
+type EgressRow struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // as the sandbox said it
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // empty: of all that had no room for rows of their own
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	Refused       string                 `protobuf:"bytes,4,opt,name=refused,proto3" json:"refused,omitempty"` // why; empty: they were let through
+	Connections   int64                  `protobuf:"varint,5,opt,name=connections,proto3" json:"connections,omitempty"`
+	BytesOut      int64                  `protobuf:"varint,6,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"` // that the sandbox has sent
+	BytesIn       int64                  `protobuf:"varint,7,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	Last          *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressRow) Reset() {
+	*x = EgressRow{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressRow) ProtoMessage() {}
+
+func (x *EgressRow) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressRow.ProtoReflect.Descriptor instead.
+func (*EgressRow) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *EgressRow) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EgressRow) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *EgressRow) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *EgressRow) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *EgressRow) GetConnections() int64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *EgressRow) GetBytesOut() int64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *EgressRow) GetBytesIn() int64 {
+	if x != nil {
+		return x.BytesIn
+	}
+	return 0
+}
+
+func (x *EgressRow) GetLast() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
 type CommitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2062,7 +2283,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2295,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2308,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -2134,7 +2355,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2367,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2380,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CommitResponse) GetDigest() string {
@@ -2233,7 +2454,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2245,7 +2466,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2258,7 +2479,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Scrub) GetHistories() bool {
@@ -2319,7 +2540,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2331,7 +2552,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2344,7 +2565,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ScrubReport) GetVersion() int32 {
@@ -2416,7 +2637,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2428,7 +2649,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2441,7 +2662,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Finding) GetPath() string {
@@ -2493,7 +2714,7 @@ type Lineage struct {
 
 func (x *Lineage) Reset() {
 	*x = Lineage{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2726,7 @@ func (x *Lineage) String() string {
 func (*Lineage) ProtoMessage() {}
 
 func (x *Lineage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2739,7 @@ func (x *Lineage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lineage.ProtoReflect.Descriptor instead.
 func (*Lineage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Lineage) GetParents() []string {
@@ -2566,7 +2787,7 @@ type ChangesRequest struct {
 
 func (x *ChangesRequest) Reset() {
 	*x = ChangesRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +2799,7 @@ func (x *ChangesRequest) String() string {
 func (*ChangesRequest) ProtoMessage() {}
 
 func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +2812,7 @@ func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
 func (*ChangesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ChangesRequest) GetId() string {
@@ -2622,7 +2843,7 @@ type ChangesResponse struct {
 
 func (x *ChangesResponse) Reset() {
 	*x = ChangesResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +2855,7 @@ func (x *ChangesResponse) String() string {
 func (*ChangesResponse) ProtoMessage() {}
 
 func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +2868,7 @@ func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesResponse.ProtoReflect.Descriptor instead.
 func (*ChangesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ChangesResponse) GetChanges() []*Change {
@@ -2704,7 +2925,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2716,7 +2937,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2729,7 +2950,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Change) GetKind() string {
@@ -2769,7 +2990,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2781,7 +3002,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2794,7 +3015,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -2824,7 +3045,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2836,7 +3057,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2849,7 +3070,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatsResponse) GetCpu() float64 {
@@ -2961,7 +3182,7 @@ type GradeRequest struct {
 
 func (x *GradeRequest) Reset() {
 	*x = GradeRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2973,7 +3194,7 @@ func (x *GradeRequest) String() string {
 func (*GradeRequest) ProtoMessage() {}
 
 func (x *GradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2986,7 +3207,7 @@ func (x *GradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GradeRequest.ProtoReflect.Descriptor instead.
 func (*GradeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GradeRequest) GetId() string {
@@ -3111,7 +3332,7 @@ type GradeFile struct {
 
 func (x *GradeFile) Reset() {
 	*x = GradeFile{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3123,7 +3344,7 @@ func (x *GradeFile) String() string {
 func (*GradeFile) ProtoMessage() {}
 
 func (x *GradeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3136,7 +3357,7 @@ func (x *GradeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GradeFile.ProtoReflect.Descriptor instead.
 func (*GradeFile) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GradeFile) GetPath() string {
@@ -3318,7 +3539,26 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05allow\x18\x03 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x17\n" +
 	"\acall_id\x18\x04 \x01(\tR\x06callId\"@\n" +
 	"\x12SetNetworkResponse\x12*\n" +
-	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"p\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"\x1f\n" +
+	"\rEgressRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xbe\x01\n" +
+	"\x0eEgressResponse\x12&\n" +
+	"\x04rows\x18\x01 \x03(\v2\x12.dsec.v1.EgressRowR\x04rows\x12\x1f\n" +
+	"\vpackets_out\x18\x02 \x01(\x03R\n" +
+	"packetsOut\x12\x1b\n" +
+	"\tbytes_out\x18\x03 \x01(\x03R\bbytesOut\x12\x1d\n" +
+	"\n" +
+	"packets_in\x18\x04 \x01(\x03R\tpacketsIn\x12'\n" +
+	"\x0fpackets_refused\x18\x05 \x01(\x03R\x0epacketsRefused\"\xf1\x01\n" +
+	"\tEgressRow\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x18\n" +
+	"\arefused\x18\x04 \x01(\tR\arefused\x12 \n" +
+	"\vconnections\x18\x05 \x01(\x03R\vconnections\x12\x1b\n" +
+	"\tbytes_out\x18\x06 \x01(\x03R\bbytesOut\x12\x19\n" +
+	"\bbytes_in\x18\a \x01(\x03R\abytesIn\x12.\n" +
+	"\x04last\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x04last\"p\n" +
 	"\rCommitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x17\n" +
@@ -3421,7 +3661,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"3\n" +
 	"\tGradeFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data2\xf9\x06\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\xb4\a\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -3436,6 +3676,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05Renew\x12\x15.dsec.v1.RenewRequest\x1a\x16.dsec.v1.RenewResponse\x12E\n" +
 	"\n" +
 	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x129\n" +
+	"\x06Egress\x12\x16.dsec.v1.EgressRequest\x1a\x17.dsec.v1.EgressResponse\x129\n" +
 	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x12<\n" +
 	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
 	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponse\x126\n" +
@@ -3453,7 +3694,7 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*NetworkRule)(nil),           // 1: dsec.v1.NetworkRule
@@ -3486,57 +3727,60 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*RenewResponse)(nil),         // 28: dsec.v1.RenewResponse
 	(*SetNetworkRequest)(nil),     // 29: dsec.v1.SetNetworkRequest
 	(*SetNetworkResponse)(nil),    // 30: dsec.v1.SetNetworkResponse
-	(*CommitRequest)(nil),         // 31: dsec.v1.CommitRequest
-	(*CommitResponse)(nil),        // 32: dsec.v1.CommitResponse
-	(*Scrub)(nil),                 // 33: dsec.v1.Scrub
-	(*ScrubReport)(nil),           // 34: dsec.v1.ScrubReport
-	(*Finding)(nil),               // 35: dsec.v1.Finding
-	(*Lineage)(nil),               // 36: dsec.v1.Lineage
-	(*ChangesRequest)(nil),        // 37: dsec.v1.ChangesRequest
-	(*ChangesResponse)(nil),       // 38: dsec.v1.ChangesResponse
-	(*Change)(nil),                // 39: dsec.v1.Change
-	(*StatsRequest)(nil),          // 40: dsec.v1.StatsRequest
-	(*StatsResponse)(nil),         // 41: dsec.v1.StatsResponse
-	(*GradeRequest)(nil),          // 42: dsec.v1.GradeRequest
-	(*GradeFile)(nil),             // 43: dsec.v1.GradeFile
-	nil,                           // 44: dsec.v1.Spec.EnvEntry
-	nil,                           // 45: dsec.v1.Spec.LabelsEntry
-	nil,                           // 46: dsec.v1.ListRequest.LabelsEntry
-	nil,                           // 47: dsec.v1.GradeRequest.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
-	(*Result)(nil),                // 49: dsec.v1.Result
-	(*Step)(nil),                  // 50: dsec.v1.Step
-	(*GradeResponse)(nil),         // 51: dsec.v1.GradeResponse
-	(*ErrorDetail)(nil),           // 52: dsec.v1.ErrorDetail
+	(*EgressRequest)(nil),         // 31: dsec.v1.EgressRequest
+	(*EgressResponse)(nil),        // 32: dsec.v1.EgressResponse
+	(*EgressRow)(nil),             // 33: dsec.v1.EgressRow
+	(*CommitRequest)(nil),         // 34: dsec.v1.CommitRequest
+	(*CommitResponse)(nil),        // 35: dsec.v1.CommitResponse
+	(*Scrub)(nil),                 // 36: dsec.v1.Scrub
+	(*ScrubReport)(nil),           // 37: dsec.v1.ScrubReport
+	(*Finding)(nil),               // 38: dsec.v1.Finding
+	(*Lineage)(nil),               // 39: dsec.v1.Lineage
+	(*ChangesRequest)(nil),        // 40: dsec.v1.ChangesRequest
+	(*ChangesResponse)(nil),       // 41: dsec.v1.ChangesResponse
+	(*Change)(nil),                // 42: dsec.v1.Change
+	(*StatsRequest)(nil),          // 43: dsec.v1.StatsRequest
+	(*StatsResponse)(nil),         // 44: dsec.v1.StatsResponse
+	(*GradeRequest)(nil),          // 45: dsec.v1.GradeRequest
+	(*GradeFile)(nil),             // 46: dsec.v1.GradeFile
+	nil,                           // 47: dsec.v1.Spec.EnvEntry
+	nil,                           // 48: dsec.v1.Spec.LabelsEntry
+	nil,                           // 49: dsec.v1.ListRequest.LabelsEntry
+	nil,                           // 50: dsec.v1.GradeRequest.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
+	(*Result)(nil),                // 52: dsec.v1.Result
+	(*Step)(nil),                  // 53: dsec.v1.Step
+	(*GradeResponse)(nil),         // 54: dsec.v1.GradeResponse
+	(*ErrorDetail)(nil),           // 55: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	44, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	47, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	3,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	4,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	45, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	48, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
-	48, // 6: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
+	51, // 6: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
 	1,  // 7: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
 	0,  // 8: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	49, // 9: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	48, // 10: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	48, // 11: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	48, // 12: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	50, // 13: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	52, // 9: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	51, // 10: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	51, // 11: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	51, // 12: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	53, // 13: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
 	8,  // 14: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
 	7,  // 15: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
 	2,  // 16: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
-	51, // 17: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
-	48, // 18: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	48, // 19: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	54, // 17: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
+	51, // 18: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	51, // 19: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
 	0,  // 20: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
 	6,  // 21: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
 	0,  // 22: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
 	6,  // 23: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	52, // 24: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	55, // 24: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
 	6,  // 25: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	46, // 26: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	49, // 26: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
 	6,  // 27: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
 	6,  // 28: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
 	6,  // 29: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
@@ -3545,53 +3789,57 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	6,  // 32: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
 	1,  // 33: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
 	6,  // 34: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
-	33, // 35: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	36, // 36: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	34, // 37: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	33, // 38: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	35, // 39: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	35, // 40: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	48, // 41: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	39, // 42: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	47, // 43: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
-	43, // 44: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
-	1,  // 45: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
-	3,  // 46: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
-	9,  // 47: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	11, // 48: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	13, // 49: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	15, // 50: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	17, // 51: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	19, // 52: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	21, // 53: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	23, // 54: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	25, // 55: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	27, // 56: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	29, // 57: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	31, // 58: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	37, // 59: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	40, // 60: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	42, // 61: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
-	10, // 62: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	12, // 63: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	14, // 64: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	16, // 65: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	18, // 66: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	20, // 67: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	22, // 68: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	24, // 69: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	26, // 70: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	28, // 71: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	30, // 72: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	32, // 73: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	38, // 74: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	41, // 75: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	51, // 76: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
-	62, // [62:77] is the sub-list for method output_type
-	47, // [47:62] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	33, // 35: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
+	51, // 36: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
+	36, // 37: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	39, // 38: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	37, // 39: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	36, // 40: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	38, // 41: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	38, // 42: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	51, // 43: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	42, // 44: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	50, // 45: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
+	46, // 46: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
+	1,  // 47: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
+	3,  // 48: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
+	9,  // 49: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	11, // 50: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	13, // 51: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	15, // 52: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	17, // 53: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	19, // 54: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	21, // 55: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	23, // 56: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	25, // 57: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	27, // 58: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	29, // 59: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	31, // 60: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
+	34, // 61: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	40, // 62: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	43, // 63: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	45, // 64: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
+	10, // 65: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	12, // 66: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	14, // 67: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	16, // 68: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	18, // 69: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	20, // 70: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	22, // 71: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	24, // 72: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	26, // 73: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	28, // 74: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	30, // 75: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	32, // 76: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
+	35, // 77: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	41, // 78: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	44, // 79: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	54, // 80: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
+	65, // [65:81] is the sub-list for method output_type
+	49, // [49:65] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -3611,7 +3859,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -76,6 +76,7 @@ func (s *settings) dataSocket() string     { return filepath.Join(s.Run, "node",
 func (s *settings) holdSocket() string     { return filepath.Join(s.Run, "hold", "hold.sock") }
 func (s *settings) loaderSocket() string   { return filepath.Join(s.Run, "hold", "loader.sock") }
 func (s *settings) packagesSocket() string { return filepath.Join(s.Run, "hold", "packages.sock") }
+func (s *settings) egressSocket() string   { return filepath.Join(s.Run, "hold", "egress.sock") }
 func (s *settings) lockFile() string       { return filepath.Join(s.Data, "lock") }
 func (s *settings) gatewayDir() string     { return filepath.Join(s.Data, "gateway") }
 func (s *settings) nodeDir() string        { return filepath.Join(s.Data, "node") }

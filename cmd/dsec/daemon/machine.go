@@ -20,6 +20,7 @@ import (
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/netpolicy/bpf"
 	"github.com/opendsec/dsec/netpolicy/dns"
+	"github.com/opendsec/dsec/netpolicy/egress"
 	"github.com/opendsec/dsec/netpolicy/mirror"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
@@ -32,14 +33,15 @@ type machine struct {
 	groups  *cgroup.Root
 	mounts  *rootfs.Mounts
 	disks   diskpool.Pool
-	network *veth.Network // nil: the machine cannot; only network "none"
-	gate    *bpf.Gate     // of the network
-	names   *dns.Server   // that its sandboxes ask for
+	network *veth.Network  // nil: the machine cannot; only network "none"
+	gate    *bpf.Gate      // of the network
+	names   *dns.Server    // that its sandboxes ask for
+	egress  *egress.Client // that looks at those they say; nil: nothing that a name alone opens passes on ports 80 and 443
 	tier    *container.Runtime
 
 	packages *mirror.Attendance // nil: no mirror is served
 
-	// What a machine has that serves layers on demand; unset in those that live
+	// What a machine has that serves, layers on demand and names; unset in those that live
 	// for one command.
 	onDemand bool
 	ending   bool // to take it apart: no loader runs
@@ -50,6 +52,7 @@ type machine struct {
 	short    func(ctx context.Context, diskFull bool)   // something found no room
 	order    func(context.Context, layer.Digest) []layer.Range
 	read     func(context.Context, layer.Digest, []layer.Range)
+	refused  func(egress.Refusal) // a connection of a sandbox was
 }
 
 // openHold is how long a hold may take to start.
@@ -119,30 +122,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			m.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: s.poolDir(), Size: size, Keeper: m.mounts.Keeper()})
 			return err
 		}, Undo: func(context.Context) error { return m.disks.Close() }},
-		{Name: "network", Do: func(ctx context.Context) error {
-			g, n, err := openNetwork(ctx, s, m.hold)
-			if err != nil {
-				log.Warn("there is no network for sandboxes", "err", err)
-				return nil
-			}
-			m.gate, m.network = g, n
-			if m.names, err = serveNames(n, log); err == nil && m.onDemand && !m.ending {
-				m.attend(s, log)
-			}
-			return err
-		}, Undo: func(context.Context) error {
-			if m.network == nil {
-				return nil
-			}
-			var err error
-			if m.names != nil {
-				err = m.names.Close()
-			}
-			if m.packages != nil {
-				err = errors.Join(err, m.packages.Close())
-			}
-			return errors.Join(err, m.network.Close(), m.gate.Close())
-		}},
+		m.openNetwork(s, log),
 		{Name: "container", Do: func(ctx context.Context) (err error) {
 			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges, Shells: s.Node.Shells,
 				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Log: log}
@@ -153,6 +133,42 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			return err
 		}, Undo: func(context.Context) error { return m.tier.Close() }},
 	}
+}
+
+// openNetwork opens the network and what serves it, names before anybody asks.
+func (m *machine) openNetwork(s *settings, log *slog.Logger) lifecycle.Step {
+	return lifecycle.Step{Name: "network", Do: func(ctx context.Context) error {
+		g, n, err := openNetwork(ctx, s, m.hold)
+		if err != nil {
+			log.Warn("there is no network for sandboxes", "err", err)
+			return nil
+		}
+		m.gate, m.network = g, n
+		if m.onDemand && !m.ending {
+			if err := m.openEgress(ctx, s, log); err != nil {
+				return err
+			}
+		}
+		if m.names, err = serveNames(n, log); err == nil && m.onDemand && !m.ending {
+			m.attend(s, log)
+		}
+		return err
+	}, Undo: func(context.Context) error {
+		if m.network == nil {
+			return nil
+		}
+		var err error
+		if m.names != nil {
+			err = m.names.Close()
+		}
+		if m.egress != nil {
+			err = errors.Join(err, m.egress.Close())
+		}
+		if m.packages != nil {
+			err = errors.Join(err, m.packages.Close())
+		}
+		return errors.Join(err, m.network.Close(), m.gate.Close())
+	}}
 }
 
 // startHold finds the hold of this machine or starts one in a control group of

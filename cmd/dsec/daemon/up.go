@@ -179,6 +179,11 @@ func (s *settings) children(gid int) (children []supervise.Child, closeFiles fun
 		return nil, nil, err
 	}
 	files = append(files, loaderSocket)
+	egressSocket, err := listenOwn("unix", s.egressSocket())
+	if err != nil {
+		return nil, nil, err
+	}
+	files = append(files, egressSocket)
 	packagesSocket, err := listenOwn("unix", s.packagesSocket())
 	if err != nil {
 		return nil, nil, err
@@ -188,6 +193,7 @@ func (s *settings) children(gid int) (children []supervise.Child, closeFiles fun
 		{Name: "gateway", Argv: []string{self, "gateway"}, Files: []*os.File{order, socket}, UID: s.Gateway.UID, GID: s.Gateway.UID,
 			Ready: readyWithin, Grace: gatewayEnds},
 		s.loaderChild(order, loaderSocket),
+		s.egressChild(egressSocket),
 		s.packagesChild(order, packagesSocket),
 		{Name: "node", Argv: []string{self, "node"}, Env: s.credentials, Files: []*os.File{order}, Ready: readyWithin, Grace: nodeEnds},
 	}, closeFiles, nil

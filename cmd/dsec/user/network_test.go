@@ -2,6 +2,7 @@ package user
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,6 +27,26 @@ func TestRulesOfTheCommandLine(t *testing.T) {
 		if r := parseRules([]string{s})[0]; r.Validate() == nil {
 			t.Errorf("%q is accepted as %+v", s, r)
 		}
+	}
+}
+
+func TestWhatASandboxReachedIsShown(t *testing.T) {
+	var b strings.Builder
+	n := network{NetworkState: dsec.NetworkState{NetworkPolicy: dsec.NetworkPolicy{Mode: dsec.NetworkAllow}, Generation: 3}, Egress: &dsec.Egress{PacketsOut: 12, BytesOut: 2048, PacketsIn: 3, PacketsRefused: 1,
+		Rows: []dsec.EgressRow{{Name: "good.example", Address: "203.0.113.7", Port: 443, Connections: 2, BytesOut: 517, BytesIn: 1 << 20},
+			{Name: "bad\x1b.example", Address: "203.0.113.7", Port: 443, Connections: 1, Refused: "it is no allowed name"}, {Refused: "it says no name", Connections: 9}}}}
+	if err := describeNetwork(&b, n); err != nil {
+		t.Fatal(err)
+	}
+	want := `allow-list, generation 3
+packets: 12 sent (2.0 KiB), 3 received, 1 refused
+NAME          ADDRESS          CONNECTIONS  SENT   RECEIVED  VERDICT
+good.example  203.0.113.7:443  2            517 B  1.0 MiB   let through
+bad?.example  203.0.113.7:443  1            0 B    0 B       refused: it is no allowed name
+-             others           9            0 B    0 B       refused: it says no name
+`
+	if b.String() != want {
+		t.Errorf("%s\nwant\n%s", b.String(), want)
 	}
 }
 

@@ -55,6 +55,8 @@ const (
 	SandboxesRenewProcedure = "/dsec.v1.Sandboxes/Renew"
 	// SandboxesSetNetworkProcedure is the fully-qualified name of the Sandboxes's SetNetwork RPC.
 	SandboxesSetNetworkProcedure = "/dsec.v1.Sandboxes/SetNetwork"
+	// SandboxesEgressProcedure is the fully-qualified name of the Sandboxes's Egress RPC.
+	SandboxesEgressProcedure = "/dsec.v1.Sandboxes/Egress"
 	// SandboxesCommitProcedure is the fully-qualified name of the Sandboxes's Commit RPC.
 	SandboxesCommitProcedure = "/dsec.v1.Sandboxes/Commit"
 	// SandboxesChangesProcedure is the fully-qualified name of the Sandboxes's Changes RPC.
@@ -87,6 +89,9 @@ type SandboxesClient interface {
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
 	// new policy does not open is closed, and connections there are dead.
 	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error)
+	// Egress is what it has reached by name on ports 80 and 443 and what it was refused there,
+	// while it lives. It has no effect.
+	Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
 	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
@@ -177,6 +182,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("SetNetwork")),
 			connect.WithClientOptions(opts...),
 		),
+		egress: connect.NewClient[v1.EgressRequest, v1.EgressResponse](
+			httpClient,
+			baseURL+SandboxesEgressProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Egress")),
+			connect.WithClientOptions(opts...),
+		),
 		commit: connect.NewClient[v1.CommitRequest, v1.CommitResponse](
 			httpClient,
 			baseURL+SandboxesCommitProcedure,
@@ -217,6 +228,7 @@ type sandboxesClient struct {
 	resume     *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
 	renew      *connect.Client[v1.RenewRequest, v1.RenewResponse]
 	setNetwork *connect.Client[v1.SetNetworkRequest, v1.SetNetworkResponse]
+	egress     *connect.Client[v1.EgressRequest, v1.EgressResponse]
 	commit     *connect.Client[v1.CommitRequest, v1.CommitResponse]
 	changes    *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
 	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
@@ -318,6 +330,15 @@ func (c *sandboxesClient) SetNetwork(ctx context.Context, req *v1.SetNetworkRequ
 	return nil, err
 }
 
+// Egress calls dsec.v1.Sandboxes.Egress.
+func (c *sandboxesClient) Egress(ctx context.Context, req *v1.EgressRequest) (*v1.EgressResponse, error) {
+	response, err := c.egress.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Commit calls dsec.v1.Sandboxes.Commit.
 func (c *sandboxesClient) Commit(ctx context.Context, req *v1.CommitRequest) (*v1.CommitResponse, error) {
 	response, err := c.commit.CallUnary(ctx, connect.NewRequest(req))
@@ -376,6 +397,9 @@ type SandboxesHandler interface {
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
 	// new policy does not open is closed, and connections there are dead.
 	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error)
+	// Egress is what it has reached by name on ports 80 and 443 and what it was refused there,
+	// while it lives. It has no effect.
+	Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
 	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
@@ -462,6 +486,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("SetNetwork")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesEgressHandler := connect.NewUnaryHandlerSimple(
+		SandboxesEgressProcedure,
+		svc.Egress,
+		connect.WithSchema(sandboxesMethods.ByName("Egress")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesCommitHandler := connect.NewUnaryHandlerSimple(
 		SandboxesCommitProcedure,
 		svc.Commit,
@@ -510,6 +540,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesRenewHandler.ServeHTTP(w, r)
 		case SandboxesSetNetworkProcedure:
 			sandboxesSetNetworkHandler.ServeHTTP(w, r)
+		case SandboxesEgressProcedure:
+			sandboxesEgressHandler.ServeHTTP(w, r)
 		case SandboxesCommitProcedure:
 			sandboxesCommitHandler.ServeHTTP(w, r)
 		case SandboxesChangesProcedure:
@@ -569,6 +601,10 @@ func (UnimplementedSandboxesHandler) Renew(context.Context, *v1.RenewRequest) (*
 
 func (UnimplementedSandboxesHandler) SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.SetNetwork is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Egress is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error) {

@@ -22,14 +22,14 @@ from ._session import AsyncSession
 from ._sync import Client, Files, Images, Layers, OutputStream, Port, Process, Sandbox, Session, Templates, Watch
 from ._watch import AsyncWatch
 from .errors import *  # noqa: F403
-from .network import NetworkRule, NetworkState
+from .network import Egress, EgressRow, NetworkRule, NetworkState
 from .types import *  # noqa: F403
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient", "AsyncFiles", "AsyncImages", "AsyncLayers", "AsyncOutputStream", "AsyncPort", "AsyncProcess", "AsyncSandbox",
-    "AsyncSession", "AsyncTemplates", "AsyncWatch", "Client", "Creating", "Files", "Images", "Layers", "NetworkRule", "NetworkState", "OutputStream", "Port",
+    "AsyncSession", "AsyncTemplates", "AsyncWatch", "Client", "Creating", "Egress", "EgressRow", "Files", "Images", "Layers", "NetworkRule", "NetworkState", "OutputStream", "Port",
     "Process", "Sandbox", "Session", "Templates", "Watch",
     *errors.__all__, *types.__all__,
 ]

@@ -14,7 +14,7 @@ from ._session import AsyncSession
 from ._transport import new_key
 from ._wire import Json
 from .errors import DsecError, NotFound, SandboxGone, Timeout
-from .network import NetworkRule, rules
+from .network import Egress, NetworkRule, rules
 from .types import (Artifact, Diff, Grade, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
                     parse_size)
 
@@ -286,6 +286,13 @@ class AsyncSandbox:
         ``IllegalState`` for a sandbox that was made without a network.
         """
         return await self._change("SetNetwork", network=mode, allow=rules(allow))
+
+    async def egress(self) -> Egress:
+        """What it has reached by name on ports 80 and 443 and what it was refused there, while it lives.
+
+        Refusals are events, too: ``network_refused``. Raises ``SandboxGone`` when it has ended.
+        """
+        return Egress.from_wire(await self._client._call("Sandboxes/Egress", {"id": self.id}))
 
     async def delete(self) -> bool:
         """Removes everything but the record. False if it was deleted before."""

@@ -22,7 +22,7 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
-from .network import NetworkRule
+from .network import Egress, NetworkRule
 from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
                     Grade, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
@@ -289,6 +289,13 @@ class Sandbox:
         ``IllegalState`` for a sandbox that was made without a network.
         """
         return self._portal.run(self._core.set_network(mode, allow))
+
+    def egress(self) -> Egress:
+        """What it has reached by name on ports 80 and 443 and what it was refused there, while it lives.
+
+        Refusals are events, too: ``network_refused``. Raises ``SandboxGone`` when it has ended.
+        """
+        return self._portal.run(self._core.egress())
 
     def delete(self) -> bool:
         """Removes everything but the record. False if it was deleted before."""

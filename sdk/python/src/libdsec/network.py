@@ -10,7 +10,7 @@ from typing import Iterable, Sequence
 from . import _wire as w
 from ._wire import Json
 
-__all__ = ["NetworkRule", "NetworkState"]
+__all__ = ["Egress", "EgressRow", "NetworkRule", "NetworkState"]
 
 _PROTOCOLS = ("tcp", "udp", "icmp", "any")
 
@@ -72,6 +72,46 @@ class NetworkState:
         if m is None:
             return None
         return cls(w.string(m, "mode"), tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")), w.integer(m, "generation"))
+
+
+@dataclass(frozen=True)
+class EgressRow:
+    """Connections to one place by name on ports 80 and 443.
+
+    ``name`` is what the sandbox said, "" if it said none. ``refused`` is why, "" if
+    they were let through. Bytes are those it sent and received. An empty
+    ``address``: all that had no room for rows of their own.
+    """
+
+    name: str
+    address: str
+    port: int
+    refused: str
+    connections: int
+    bytes_out: int
+    bytes_in: int
+    last: datetime | None
+
+    @classmethod
+    def from_wire(cls, m: Json) -> EgressRow:
+        return cls(w.string(m, "name"), w.string(m, "address"), w.integer(m, "port"), w.string(m, "refused"),
+                   w.integer(m, "connections"), w.integer(m, "bytes_out"), w.integer(m, "bytes_in"), w.time(m, "last"))
+
+
+@dataclass(frozen=True)
+class Egress:
+    """What a sandbox has reached by name and what it was refused; packets are all, whatever opened them."""
+
+    rows: tuple[EgressRow, ...]
+    packets_out: int
+    bytes_out: int
+    packets_in: int
+    packets_refused: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Egress:
+        return cls(tuple(EgressRow.from_wire(r) for r in w.messages(m, "rows")), w.integer(m, "packets_out"),
+                   w.integer(m, "bytes_out"), w.integer(m, "packets_in"), w.integer(m, "packets_refused"))
 
 
 def rules(allow: Iterable[str | NetworkRule]) -> list[Json]:
