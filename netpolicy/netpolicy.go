@@ -46,6 +46,11 @@ type Network interface {
 	// Restore says what is in force on a sandbox that another process attached, so
 	// that the names of its policy can be asked for. NotFound if it has no link.
 	Restore(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) error
+	// Bind says which control group, by its number on the v2 tree, the processes of an
+	// attached sandbox are in. What they try to reach, and may not, is refused before
+	// there is a packet, and told with who has tried. Where that cannot be, packets
+	// are still judged, and nothing is changed.
+	Bind(id dsec.SandboxID, group uint64) error
 	// Live lists the sandboxes that have a link.
 	Live(ctx context.Context) ([]dsec.SandboxID, error)
 	// Close lets go without disconnecting anybody.

@@ -18,10 +18,17 @@ func (r *record) policy() dsec.NetworkPolicy {
 func (b *build) network(ctx context.Context) (err error) {
 	b.lease = netpolicy.Lease{Mode: dsec.NetworkNone}
 	// One that was made without a network has none, whatever its policy became.
-	if hasNetwork(b.rec.Request.Spec.Network) {
-		b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, b.rec.policy(), b.shell.NetNS)
+	if !hasNetwork(b.rec.Request.Spec.Network) {
+		return nil
 	}
-	return err
+	if b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, b.rec.policy(), b.shell.NetNS); err != nil {
+		return err
+	}
+	number, err := b.sb.group.Number()
+	if err != nil {
+		return err
+	}
+	return b.r.cfg.Network.Bind(b.sb.id, number)
 }
 
 // hasNetwork says whether a sandbox of a mode has a link.

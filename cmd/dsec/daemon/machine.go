@@ -119,33 +119,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			m.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: s.poolDir(), Size: size, Keeper: m.mounts.Keeper()})
 			return err
 		}, Undo: func(context.Context) error { return m.disks.Close() }},
-		{Name: "network", Do: func(ctx context.Context) error {
-			g, n, err := openNetwork(ctx, s, m.hold)
-			if err != nil {
-				log.Warn("there is no network for sandboxes", "err", err)
-				return nil
-			}
-			m.gate, m.network = g, n
-			if m.onDemand && !m.ending {
-				if err := m.openEgress(ctx, s, log); err != nil {
-					return err
-				}
-			}
-			m.names, err = serveNames(n, log)
-			return err
-		}, Undo: func(context.Context) error {
-			if m.network == nil {
-				return nil
-			}
-			var err error
-			if m.names != nil {
-				err = m.names.Close()
-			}
-			if m.egress != nil {
-				err = errors.Join(err, m.egress.Close())
-			}
-			return errors.Join(err, m.network.Close(), m.gate.Close())
-		}},
+		m.networkStep(s, log),
 		{Name: "container", Do: func(ctx context.Context) (err error) {
 			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges, Shells: s.Node.Shells,
 				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Log: log}
@@ -214,6 +188,49 @@ func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*bpf.Gat
 		return nil, nil, errors.Join(err, g.Close())
 	}
 	return g, n, nil
+}
+
+// networkStep opens the network of sandboxes, if this machine can have one.
+func (m *machine) networkStep(s *settings, log *slog.Logger) lifecycle.Step {
+	return lifecycle.Step{Name: "network", Do: func(ctx context.Context) error {
+		g, n, err := openNetwork(ctx, s, m.hold)
+		if err != nil {
+			log.Warn("there is no network for sandboxes", "err", err)
+			return nil
+		}
+		m.gate, m.network = g, n
+		if err := m.guard(); err != nil {
+			log.Warn("packets of sandboxes are judged, but not what their programs try before", "err", err)
+		}
+		if m.onDemand && !m.ending {
+			if err := m.openEgress(ctx, s, log); err != nil {
+				return err
+			}
+		}
+		m.names, err = serveNames(n, log)
+		return err
+	}, Undo: func(context.Context) error {
+		if m.network == nil {
+			return nil
+		}
+		var err error
+		if m.names != nil {
+			err = m.names.Close()
+		}
+		if m.egress != nil {
+			err = errors.Join(err, m.egress.Close())
+		}
+		return errors.Join(err, m.network.Close(), m.gate.Close())
+	}}
+}
+
+// guard refuses what programs in sandboxes try to reach before it is a packet.
+func (m *machine) guard() error {
+	dir, err := m.groups.Directory()
+	if err != nil {
+		return err
+	}
+	return errors.Join(m.gate.Guard(dir), dir.Close())
 }
 
 // serveNames answers sandboxes whose network is an allow-list.
