@@ -14,7 +14,7 @@ func Spec(s dsec.Spec) *dsecv1.Spec {
 		Workdir: s.Workdir, Hostname: s.Hostname, Network: string(s.Network), Profile: s.Profile,
 		NoNewPrivs: s.NoNewPrivs, Oom: string(s.OOM), Labels: s.Labels, CallId: s.CallID, RolloutKey: s.RolloutKey,
 		Limits: &dsecv1.Limits{Cpu: s.Limits.CPU, CpuWeight: int32(s.Limits.CPUWeight), Memory: s.Limits.Memory,
-			Pids: s.Limits.Pids, Disk: s.Limits.Disk, Output: s.Limits.Output},
+			Pids: s.Limits.Pids, Disk: s.Limits.Disk, Output: s.Limits.Output, Bandwidth: s.Limits.Bandwidth},
 		Lifetimes: &dsecv1.Lifetimes{Idle: seconds(s.Lifetimes.Idle), Lifetime: seconds(s.Lifetimes.Lifetime),
 			Retention: seconds(s.Lifetimes.Retention), KeepFailed: seconds(s.Lifetimes.KeepFailed)},
 	}
@@ -41,7 +41,7 @@ func SpecFrom(p *dsecv1.Spec) dsec.Spec {
 	}
 	l, t := p.GetLimits(), p.GetLifetimes()
 	s.Limits = dsec.Limits{CPU: l.GetCpu(), CPUWeight: int(l.GetCpuWeight()), Memory: l.GetMemory(),
-		Pids: l.GetPids(), Disk: l.GetDisk(), Output: l.GetOutput()}
+		Pids: l.GetPids(), Disk: l.GetDisk(), Output: l.GetOutput(), Bandwidth: l.GetBandwidth()}
 	s.Lifetimes = dsec.Lifetimes{Idle: duration(t.GetIdle()), Lifetime: duration(t.GetLifetime()),
 		Retention: duration(t.GetRetention()), KeepFailed: duration(t.GetKeepFailed())}
 	for _, l := range p.GetLayers() {

@@ -169,19 +169,6 @@ func (n *Network) gateAll() error {
 	return nil
 }
 
-// Bind implements netpolicy.Network.
-func (n *Network) Bind(id dsec.SandboxID, group uint64) error {
-	e := n.end(id)
-	b, ok := n.c.Gate.(netpolicy.Binder)
-	if e == nil || !ok {
-		return nil
-	}
-	if err := b.Bind(e.index, group); err != nil {
-		return dsec.E(dsec.Internal, "bind control group of", string(id), err)
-	}
-	return nil
-}
-
 // Change implements netpolicy.Network.
 func (n *Network) Change(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, ns *os.File) (generation uint64, err error) {
 	const op = "change network policy of"

@@ -21,14 +21,13 @@ func (b *build) network(ctx context.Context) (err error) {
 	if !hasNetwork(b.rec.Request.Spec.Network) {
 		return nil
 	}
-	if b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, b.rec.policy(), b.shell.NetNS); err != nil {
-		return err
-	}
 	number, err := b.sb.group.Number()
 	if err != nil {
 		return err
 	}
-	return b.r.cfg.Network.Bind(b.sb.id, number)
+	at := netpolicy.Place{NetNS: b.shell.NetNS, Group: number, Rate: b.rec.Request.Spec.Limits.Bandwidth}
+	b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, b.rec.policy(), at)
+	return err
 }
 
 // hasNetwork says whether a sandbox of a mode has a link.

@@ -70,6 +70,7 @@ class Spec:
     ``image`` and ``layers`` are tags ("name:tag") or digests ("sha256:…"), bottom to top.
     ``command`` is a main process whose end ends the sandbox; without one it idles.
     ``network`` is "none" (default), "allow-list" (what ``allow`` names) or "open".
+    ``bandwidth`` is of the network, in bytes a second each way; 0 is what the machine can.
     ``call_id`` makes creation idempotent: same id and spec, same sandbox.
     """
 
@@ -90,6 +91,7 @@ class Spec:
     pids: int = 0
     disk: Size = 0
     output: Size = 0
+    bandwidth: Size = 0
     idle: float = 0.0
     lifetime: float = 0.0
     retention: float = 0.0
@@ -110,7 +112,7 @@ class Spec:
         if isinstance(self.layers, str) or isinstance(self.command, str):
             raise TypeError("layers and command of a Spec are sequences of strings, not one string")
         limits = {"cpu": self.cpu, "cpu_weight": self.cpu_weight, "memory": parse_size(self.memory),
-                  "pids": self.pids, "disk": parse_size(self.disk), "output": parse_size(self.output)}
+                  "pids": self.pids, "disk": parse_size(self.disk), "output": parse_size(self.output), "bandwidth": parse_size(self.bandwidth)}
         lifetimes = {"idle": self.idle, "lifetime": self.lifetime, "retention": self.retention,
                      "keep_failed": parse_duration(self.on_failure.ttl) if self.on_failure else 0.0}
         return w.drop_empty({
@@ -131,7 +133,7 @@ class Spec:
             user=w.string(m, "user"), workdir=w.string(m, "workdir"), hostname=w.string(m, "hostname"),
             network=w.string(m, "network"), allow=tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
             memory=w.integer(lim, "memory"), pids=w.integer(lim, "pids"), disk=w.integer(lim, "disk"),
-            output=w.integer(lim, "output"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
+            output=w.integer(lim, "output"), bandwidth=w.integer(lim, "bandwidth"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
             retention=w.number(life, "retention"),
             on_failure=Keep(w.number(life, "keep_failed")) if w.number(life, "keep_failed") else None, profile=w.string(m, "profile"),
             no_new_privs=w.boolean(m, "no_new_privs"), oom=w.string(m, "oom"),
