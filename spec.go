@@ -34,6 +34,9 @@ type Limits struct {
 	Pids      int64   `json:"pids"`       // processes and threads
 	Disk      int64   `json:"disk"`       // bytes of the writable layer
 	Output    int64   `json:"output"`     // bytes of kept output over all execs
+	// Bandwidth is of its network, in bytes a second, each way; zero is what the
+	// machine can.
+	Bandwidth int64 `json:"bandwidth,omitempty"`
 }
 
 // Lifetimes end a sandbox that nobody ends. Zero means the node's default;
@@ -108,6 +111,8 @@ const (
 	MaxBytes     = 1 << 50 // of a limit: a petabyte is more than any node has
 	MaxPids      = 4 << 20 // as the kernel has it
 	MaxOutput    = 1 << 30 // bytes of kept output, which are on the node's own disk
+	MinBandwidth = 4 << 10 // bytes a second: with less not even a name is found in time
+	MaxBandwidth = 1 << 36 // bytes a second
 )
 
 // NetworkPolicy is the one it begins with.
@@ -290,6 +295,8 @@ func (l *Limits) validate() error {
 		return bad("disk", "%d bytes, want 1 MiB to 1 PiB", l.Disk)
 	case l.Output < 0 || l.Output > MaxOutput:
 		return bad("output", "%d bytes, want 0 to 1 GiB", l.Output)
+	case l.Bandwidth < 0 || l.Bandwidth > MaxBandwidth || (l.Bandwidth > 0 && l.Bandwidth < MinBandwidth):
+		return bad("bandwidth", "%d bytes a second, want %d to %d", l.Bandwidth, MinBandwidth, MaxBandwidth)
 	}
 	return nil
 }

@@ -22,13 +22,16 @@ const (
 	TLSPort  = 443
 )
 
-// Refusal is a packet that nothing opens.
+// Refusal is a packet that nothing opens, or a try to make one.
 type Refusal struct {
 	Link       int
 	Address    netip.Addr
 	Protocol   uint8
 	Port       uint16 // 0 of what has none
 	Generation uint64 // of the link's plan
+	PID        int    // of the machine, of who tried; 0: a packet, whose maker is not known
+	UID        uint32 // of the machine, of who tried
+	Program    string // the name of the thread that tried, which it gives itself
 }
 
 // String is like "tcp 203.0.113.7:443".
@@ -82,4 +85,12 @@ type Gate interface {
 	// Sweep forgets links that are gone. Those with a higher index than any that is
 	// live are new: indexes grow, and are not used again.
 	Sweep(live map[int]bool) error
+}
+
+// Binder is a Gate that also refuses before a packet is made.
+type Binder interface {
+	// Bind says which control group the processes of a link are in, by its number on
+	// the v2 tree: what they try to reach is refused at once from now on, and told
+	// with who has tried.
+	Bind(link int, group uint64) error
 }

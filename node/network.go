@@ -3,19 +3,24 @@ package node
 import (
 	"context"
 	"strconv"
+	"strings"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/runtime"
 )
 
-// NetworkRefused tells that the policy of a sandbox has refused a packet, and how
-// many so far.
-func (n *Node) NetworkRefused(id dsec.SandboxID, what string, generation uint64, refused int64) {
+// NetworkRefused tells that the policy of a sandbox has refused a packet, or a
+// connection, and how many so far. program is who tried, "" if that is not known.
+func (n *Node) NetworkRefused(id dsec.SandboxID, what, program string, generation uint64, refused int64) {
 	b := n.find(id)
 	if b == nil {
 		return
 	}
-	b.emit(dsec.Event{Type: dsec.EventRefused, Detail: what, Fields: map[string]string{"generation": strconv.FormatUint(generation, 10), "refused": strconv.FormatInt(refused, 10)}})
+	e := dsec.Event{Type: dsec.EventRefused, Detail: what, Fields: map[string]string{"generation": strconv.FormatUint(generation, 10), "refused": strconv.FormatInt(refused, 10)}}
+	if program != "" {
+		e.Fields["program"] = strings.ToValidUTF8(program, "?")
+	}
+	b.emit(e)
 }
 
 // keepCutoff: what the mirror hides from a sandbox is of its task, and stays so.

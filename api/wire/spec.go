@@ -156,9 +156,9 @@ func Timeout(s float64, def, most time.Duration) time.Duration {
 }
 
 func limits(l dsec.Limits) *dsecv1.Limits {
-	return &dsecv1.Limits{Cpu: l.CPU, CpuWeight: int32(l.CPUWeight), Memory: l.Memory, Pids: l.Pids, Disk: l.Disk, Output: l.Output}
+	return &dsecv1.Limits{Cpu: l.CPU, CpuWeight: int32(l.CPUWeight), Memory: l.Memory, Pids: l.Pids, Disk: l.Disk, Output: l.Output, Bandwidth: l.Bandwidth}
 }
 
 func limitsFrom(p *dsecv1.Limits) dsec.Limits {
-	return dsec.Limits{CPU: p.GetCpu(), CPUWeight: int(p.GetCpuWeight()), Memory: p.GetMemory(), Pids: p.GetPids(), Disk: p.GetDisk(), Output: p.GetOutput()}
+	return dsec.Limits{CPU: p.GetCpu(), CPUWeight: int(p.GetCpuWeight()), Memory: p.GetMemory(), Pids: p.GetPids(), Disk: p.GetDisk(), Output: p.GetOutput(), Bandwidth: p.GetBandwidth()}
 }

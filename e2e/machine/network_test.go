@@ -23,7 +23,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	closed := func(when string) {
 		t.Helper()
 		out, _ := h.sh(id, refused)
-		if !strings.Contains(out, "refused") || !strings.Contains(out, "NXDOMAIN") {
+		if !strings.Contains(out, "not permitted") || !strings.Contains(out, "NXDOMAIN") {
 			t.Errorf("%s: %q", when, out)
 		}
 	}
@@ -34,7 +34,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range past {
-			if e.Type == dsec.EventRefused && e.Detail == "tcp 192.0.2.1:80" && e.Fields["generation"] == "1" && e.Fields["refused"] != "" {
+			if e.Type == dsec.EventRefused && e.Detail == "tcp 192.0.2.1:80" && e.Fields["generation"] == "1" && e.Fields["refused"] != "" && e.Fields["program"] == "nc" {
 				return true
 			}
 		}
@@ -65,7 +65,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	if out := h.cli("network", string(id), "none"); out != "none, generation 4\n" {
 		t.Errorf("dsec network none: %q", out)
 	}
-	if out, _ := h.sh(id, "echo | nc -w 3 192.0.2.1 80 2>&1"); !strings.Contains(out, "refused") {
+	if out, _ := h.sh(id, "echo | nc -w 3 192.0.2.1 80 2>&1"); !strings.Contains(out, "not permitted") {
 		t.Errorf("with the mode none: %q", out)
 	}
 	if _, err := h.SetNetwork(t.Context(), id, dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: []dsec.NetworkRule{{CIDR: "2001:db8::1"}}}); dsec.ClassOf(err) != dsec.Unsupported {

@@ -140,7 +140,7 @@ func TestTheMirrorAndNothingElse(t *testing.T) {
 // TestWithoutAMirrorNobodyIsPromisedOne.
 func TestWithoutAMirrorNobodyIsPromisedOne(t *testing.T) {
 	n := testNetwork(t, newLab(t), Config{})
-	_, err := n.Attach(t.Context(), "a", dsec.NetworkPolicy{Mode: dsec.NetworkMirror}, testNamespace(t))
+	_, err := n.Attach(t.Context(), "a", dsec.NetworkPolicy{Mode: dsec.NetworkMirror}, netpolicy.Place{NetNS: testNamespace(t)})
 	if dsec.ClassOf(err) != dsec.Unsupported || !strings.Contains(err.Error(), "no mirror") {
 		t.Errorf("%v", err)
 	}

@@ -26,7 +26,7 @@ func allow(rules ...dsec.NetworkRule) dsec.NetworkPolicy {
 func attachPolicy(t testing.TB, n *Network, id dsec.SandboxID, p dsec.NetworkPolicy) (*os.File, netpolicy.Lease) {
 	t.Helper()
 	ns := testNamespace(t)
-	lease, err := n.Attach(t.Context(), id, p, ns)
+	lease, err := n.Attach(t.Context(), id, p, netpolicy.Place{NetNS: ns})
 	if err != nil {
 		t.Fatal(err)
 	}

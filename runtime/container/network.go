@@ -18,9 +18,15 @@ func (r *record) policy() dsec.NetworkPolicy {
 func (b *build) network(ctx context.Context) (err error) {
 	b.lease = netpolicy.Lease{Mode: dsec.NetworkNone}
 	// One that was made without a network has none, whatever its policy became.
-	if hasNetwork(b.rec.Request.Spec.Network) {
-		b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, b.rec.policy(), b.shell.NetNS)
+	if !hasNetwork(b.rec.Request.Spec.Network) {
+		return nil
 	}
+	number, err := b.sb.group.Number()
+	if err != nil {
+		return err
+	}
+	at := netpolicy.Place{NetNS: b.shell.NetNS, Group: number, Rate: b.rec.Request.Spec.Limits.Bandwidth}
+	b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, b.rec.policy(), at)
 	return err
 }
 

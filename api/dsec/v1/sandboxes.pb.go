@@ -381,6 +381,7 @@ type Limits struct {
 	Pids          int64                  `protobuf:"varint,4,opt,name=pids,proto3" json:"pids,omitempty"`
 	Disk          int64                  `protobuf:"varint,5,opt,name=disk,proto3" json:"disk,omitempty"`
 	Output        int64                  `protobuf:"varint,6,opt,name=output,proto3" json:"output,omitempty"`
+	Bandwidth     int64                  `protobuf:"varint,7,opt,name=bandwidth,proto3" json:"bandwidth,omitempty"` // bytes a second of its network, each way; 0: what the machine can
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -453,6 +454,13 @@ func (x *Limits) GetDisk() int64 {
 func (x *Limits) GetOutput() int64 {
 	if x != nil {
 		return x.Output
+	}
+	return 0
+}
+
+func (x *Limits) GetBandwidth() int64 {
+	if x != nil {
+		return x.Bandwidth
 	}
 	return 0
 }
@@ -3423,7 +3431,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05allow\x18\x02 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation\"\x91\x01\n" +
+	"generation\"\xaf\x01\n" +
 	"\x06Limits\x12\x10\n" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12\x1d\n" +
 	"\n" +
@@ -3431,7 +3439,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06memory\x18\x03 \x01(\x03R\x06memory\x12\x12\n" +
 	"\x04pids\x18\x04 \x01(\x03R\x04pids\x12\x12\n" +
 	"\x04disk\x18\x05 \x01(\x03R\x04disk\x12\x16\n" +
-	"\x06output\x18\x06 \x01(\x03R\x06output\"z\n" +
+	"\x06output\x18\x06 \x01(\x03R\x06output\x12\x1c\n" +
+	"\tbandwidth\x18\a \x01(\x03R\tbandwidth\"z\n" +
 	"\tLifetimes\x12\x12\n" +
 	"\x04idle\x18\x01 \x01(\x01R\x04idle\x12\x1a\n" +
 	"\blifetime\x18\x02 \x01(\x01R\blifetime\x12\x1c\n" +

@@ -144,6 +144,9 @@ func (m *machine) openNetwork(s *settings, log *slog.Logger) lifecycle.Step {
 			return nil
 		}
 		m.gate, m.network = g, n
+		if err := m.guard(); err != nil {
+			log.Warn("packets of sandboxes are judged, but not what their programs try before", "err", err)
+		}
 		if m.onDemand && !m.ending {
 			if err := m.openEgress(ctx, s, log); err != nil {
 				return err
@@ -227,6 +230,15 @@ func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*bpf.Gat
 		return nil, nil, errors.Join(err, g.Close())
 	}
 	return g, n, nil
+}
+
+// guard refuses what programs in sandboxes try to reach before it is a packet.
+func (m *machine) guard() error {
+	dir, err := m.groups.Directory()
+	if err != nil {
+		return err
+	}
+	return errors.Join(m.gate.Guard(dir), dir.Close())
 }
 
 // serveNames answers sandboxes whose network is an allow-list.

@@ -61,7 +61,7 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 	a.refused = func(r egress.Refusal) {
 		select {
 		case <-a.opened:
-			a.node.NetworkRefused(r.Sandbox, r.String(), r.Generation, r.Refused)
+			a.node.NetworkRefused(r.Sandbox, r.String(), "", r.Generation, r.Refused)
 		default: // it is counted
 		}
 	}
@@ -103,7 +103,7 @@ func (a *agent) tellRefusals() lifecycle.Step {
 			return nil
 		}
 		stop, err = a.network.Refusals(func(id dsec.SandboxID, r netpolicy.Refusal, refused int64) {
-			a.node.NetworkRefused(id, r.String(), r.Generation, refused)
+			a.node.NetworkRefused(id, r.String(), r.Program, r.Generation, refused)
 		})
 		return err
 	}, Undo: func(context.Context) error { stop(); return nil }}

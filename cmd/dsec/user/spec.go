@@ -26,6 +26,8 @@ type specFlags struct {
 	memory  limitFlag
 	disk    limitFlag
 	output  bytesFlag
+
+	bandwidth limitFlag
 }
 
 func (s *specFlags) register(c *cobra.Command) {
@@ -47,6 +49,8 @@ func (s *specFlags) register(c *cobra.Command) {
 	f.Int64Var(&p.Limits.Pids, "pids", 0, "processes and threads (default 512)")
 	f.Var(&s.disk, "disk", "writable disk, like 10GiB (default 4GiB)")
 	f.Var(&s.output, "kept-output", "kept output of all commands, like 16MiB (default 64MiB)")
+	s.bandwidth.least = dsec.MinBandwidth
+	f.Var(&s.bandwidth, "bandwidth", "of the network, each way, in bytes a second, like 10MiB (default: what the machine can)")
 	f.DurationVar(&p.Lifetimes.Idle, "idle", 0, "stop after so long without a command or client, like 30m (default 1h)")
 	f.DurationVar(&p.Lifetimes.Lifetime, "lifetime", 0, "stop after so long, like 8h (default: never)")
 	f.DurationVar(&p.Lifetimes.Retention, "retention", 0, "delete a sandbox so long after it stopped, disk and all (default 1h)")
@@ -65,6 +69,7 @@ func (s *specFlags) build(image string) (dsec.Spec, error) {
 	p := s.spec
 	p.Tier, p.Image, p.Network, p.OOM = dsec.Tier(s.tier), dsec.LayerRef(image), dsec.NetworkMode(s.network), dsec.OOMPolicy(s.oom)
 	p.Limits.Memory, p.Limits.Disk, p.Limits.Output = int64(s.memory.bytesFlag), int64(s.disk.bytesFlag), int64(s.output)
+	p.Limits.Bandwidth = int64(s.bandwidth.bytesFlag)
 	p.Allow = parseRules(s.allow)
 	var err error
 	if p.Cutoff, err = parseCutoff(s.cutoff); err != nil {

@@ -75,6 +75,7 @@ class Spec:
     ``profile`` is what it may ask of the kernel: "build" (default), "debug" (gdb, strace), "pwn" (raw and packet
     sockets, core dumps, too), "desktop" (Chromium with its sandbox) or "nested" (container engines; VM tiers only).
     A tier or machine that cannot give it raises ``Unsupported``.
+    ``bandwidth`` is of the network, in bytes a second each way; 0 is what the machine can.
     ``call_id`` makes creation idempotent: same id and spec, same sandbox.
     """
 
@@ -97,6 +98,7 @@ class Spec:
     pids: int = 0
     disk: Size = 0
     output: Size = 0
+    bandwidth: Size = 0
     idle: float = 0.0
     lifetime: float = 0.0
     retention: float = 0.0
@@ -117,7 +119,7 @@ class Spec:
         if isinstance(self.layers, str) or isinstance(self.command, str) or isinstance(self.mirror_deny, str):
             raise TypeError("layers, command and mirror_deny of a Spec are sequences of strings, not one string")
         limits = {"cpu": self.cpu, "cpu_weight": self.cpu_weight, "memory": parse_size(self.memory),
-                  "pids": self.pids, "disk": parse_size(self.disk), "output": parse_size(self.output)}
+                  "pids": self.pids, "disk": parse_size(self.disk), "output": parse_size(self.output), "bandwidth": parse_size(self.bandwidth)}
         lifetimes = {"idle": self.idle, "lifetime": self.lifetime, "retention": self.retention,
                      "keep_failed": parse_duration(self.on_failure.ttl) if self.on_failure else 0.0}
         cutoff = cutoff_time(self.cutoff)
@@ -141,7 +143,7 @@ class Spec:
             network=w.string(m, "network"), allow=tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")),
             cutoff=w.time(m, "cutoff"), mirror_deny=tuple(w.strings(m, "mirror_deny")), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
             memory=w.integer(lim, "memory"), pids=w.integer(lim, "pids"), disk=w.integer(lim, "disk"),
-            output=w.integer(lim, "output"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
+            output=w.integer(lim, "output"), bandwidth=w.integer(lim, "bandwidth"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
             retention=w.number(life, "retention"),
             on_failure=Keep(w.number(life, "keep_failed")) if w.number(life, "keep_failed") else None, profile=w.string(m, "profile"),
             no_new_privs=w.boolean(m, "no_new_privs"), oom=w.string(m, "oom"),
