@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/netpolicy/mirror"
 )
 
