@@ -21,6 +21,10 @@ func (n *networked) SetNetwork(_ context.Context, _ dsec.SandboxID, p dsec.Netwo
 	return 2, nil
 }
 
+func (n *networked) Egress(context.Context, dsec.SandboxID) (dsec.Egress, error) {
+	return dsec.Egress{}, nil
+}
+
 // TestAChangeOfTheNetworkKeepsTheCutoff: it is of the task, not of the mode.
 func TestAChangeOfTheNetworkKeepsTheCutoff(t *testing.T) {
 	w := newWorld(t, nil)
