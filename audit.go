@@ -21,6 +21,7 @@ const (
 const (
 	WriteChanged = "written"  // it was open for writing, and was closed
 	WriteMade    = "created"  // a name that was not there, or not as a file of this sandbox
+	WriteOpened  = "opened"   // a layer's file was opened for writing, or has another mode or owner
 	WriteMoved   = "replaced" // something was renamed to it
 	WriteRemoved = "removed"  // also: renamed to something else
 	WriteDiffers = "differs"  // found by comparing the disk with the layers, whatever trick was used

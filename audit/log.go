@@ -13,7 +13,8 @@ type log struct {
 	dir string
 
 	mu      sync.Mutex
-	opened  bool
+	opened  bool // what an earlier process wrote is known
+	made    bool // the directory is there
 	gone    bool
 	lanes   [2]*lane
 	next    uint64
@@ -75,11 +76,12 @@ func (l *log) writeLocked(records []dsec.AuditRecord, now time.Time) ([]dsec.Aud
 	if len(records) == 0 {
 		return nil, nil
 	}
-	if !l.opened {
+	if !l.made {
 		if err := os.MkdirAll(l.dir, 0o700); err != nil {
 			l.missed += int64(len(records))
 			return nil, err
 		}
+		l.made = true
 	}
 	if err := l.openLocked(); err != nil {
 		l.missed += int64(len(records))

@@ -3,7 +3,6 @@ package proc
 import (
 	"encoding/binary"
 	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -19,7 +18,6 @@ type groups struct {
 const (
 	mostGroups = 4096
 	kernfs     = 0xfe // FILEID_KERNFS: the handle is the id of the group
-	execPrefix = "exec-"
 )
 
 func openGroups() *groups {
@@ -54,18 +52,8 @@ func (g *groups) exec(id uint64) string {
 	if len(g.known) >= mostGroups {
 		clear(g.known)
 	}
-	g.known[id] = execOf(path)
+	g.known[id] = procinfo.ExecOf(path)
 	return g.known[id]
-}
-
-// execOf is the id in the path of a control group, or "".
-func execOf(path string) string {
-	for _, e := range strings.Split(path, "/") {
-		if id, ok := strings.CutPrefix(e, execPrefix); ok {
-			return id
-		}
-	}
-	return ""
 }
 
 func (g *groups) close() error {

@@ -172,3 +172,16 @@ func Inside(link, prefix string) string {
 	}
 	return strings.TrimSuffix(link, " (deleted)")
 }
+
+// execPrefix is what the control group of a command begins with; its id follows.
+const execPrefix = "exec-"
+
+// ExecOf is the id of the command in the path of a control group, or "".
+func ExecOf(group string) string {
+	for e := range strings.SplitSeq(group, "/") {
+		if id, ok := strings.CutPrefix(e, execPrefix); ok {
+			return id
+		}
+	}
+	return ""
+}
