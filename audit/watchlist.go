@@ -27,34 +27,9 @@ type Watchlist struct {
 	patterns [][]string
 }
 
-const (
-	maxPatternBytes = 512
-	maxStars        = 2 // "**" in a pattern: the time of a match grows with the power of it
-)
-
-// CheckPatterns reports the first pattern that cannot be, as Invalid.
-func CheckPatterns(patterns []string) error {
-	const op = "watch paths"
-	if len(patterns) > dsec.MaxWatch {
-		return dsec.Errorf(dsec.Invalid, op, "watch", "%d patterns, at most %d", len(patterns), dsec.MaxWatch)
-	}
-	for _, p := range patterns {
-		if len(p) > maxPatternBytes || !strings.HasPrefix(p, "/") && !strings.HasPrefix(p, "**/") {
-			return dsec.Errorf(dsec.Invalid, op, dsec.Quote(p), "want /… or **/… of at most %d bytes", maxPatternBytes)
-		}
-		if strings.Count(p, "**") > maxStars {
-			return dsec.Errorf(dsec.Invalid, op, dsec.Quote(p), "more than %d times **", maxStars)
-		}
-		if _, err := path.Match(p, "/"); err != nil {
-			return dsec.E(dsec.Invalid, op, dsec.Quote(p), err)
-		}
-	}
-	return nil
-}
-
 // NewWatchlist is of the patterns given and of those that are always watched.
 func NewWatchlist(more []string) (*Watchlist, error) {
-	if err := CheckPatterns(more); err != nil {
+	if err := dsec.CheckWatch(more); err != nil {
 		return nil, err
 	}
 	w := &Watchlist{}

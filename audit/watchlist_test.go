@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/opendsec/dsec"
 )
 
 func TestWatchlist(t *testing.T) {
@@ -33,8 +35,8 @@ func TestWatchlist(t *testing.T) {
 }
 
 func TestPatternsThatCannotBe(t *testing.T) {
-	for _, bad := range [][]string{{"a"}, {""}, {"/["}, {"/**/a/**/b/**"}, {"/" + strings.Repeat("a", maxPatternBytes)}, make([]string, 65)} {
-		if err := CheckPatterns(bad); err == nil {
+	for _, bad := range [][]string{{"a"}, {""}, {"/["}, {"/**/a/**/b/**"}, {"/" + strings.Repeat("a", dsec.MaxWatchBytes)}, make([]string, 65)} {
+		if err := dsec.CheckWatch(bad); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
 	}
