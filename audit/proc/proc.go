@@ -139,8 +139,11 @@ func (w *Witness) Start() error {
 // Close ends the reading only: starts are still kept for the next process.
 func (w *Witness) Close() error {
 	close(w.stop)
-	err := w.reader.Close()
+	err := w.reader.Flush() // wakes who reads; it is closed when nobody does
 	w.done.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err = errors.Join(err, w.reader.Close())
 	return errors.Join(err, w.groups.close(), w.kept.close())
 }
 
@@ -195,13 +198,17 @@ func (w *Witness) Remove(_ context.Context, id dsec.SandboxID, _ *os.File) {
 // settleLocked waits until what is in the ring now was read: each time the reader
 // finds it empty it says so.
 func (w *Witness) settleLocked() {
-	for round := w.rounds; w.rounds == round && (w.busy || w.reader.AvailableBytes() > 0); {
-		select {
-		case <-w.stop:
-			return
-		default:
-		}
+	for round := w.rounds; !w.stopped() && w.rounds == round && (w.busy || w.reader.AvailableBytes() > 0); {
 		w.drained.Wait()
+	}
+}
+
+func (w *Witness) stopped() bool {
+	select {
+	case <-w.stop:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -218,10 +225,13 @@ func (w *Witness) read() {
 		w.drained.Broadcast()
 	}()
 	for n := 0; ; {
-		if err := w.reader.ReadInto(&rec); err != nil {
+		if w.stopped() {
 			w.deliver(pending)
-			if errors.Is(err, ringbuf.ErrClosed) {
-				return
+			return
+		}
+		if err := w.reader.ReadInto(&rec); err != nil {
+			if !errors.Is(err, ringbuf.ErrFlushed) {
+				w.cfg.Log.Error("starts of programs not read", "err", err)
 			}
 			continue
 		}

@@ -77,7 +77,9 @@ func (i *Info) status(text string) error {
 			i.GID = id(f[0])
 			found++
 		case "NSpid":
-			i.PID, _ = strconv.Atoi(f[len(f)-1])
+			if len(f) > 1 { // else it is in ours, or has ended meanwhile
+				i.PID, _ = strconv.Atoi(f[len(f)-1])
+			}
 			found++
 		}
 	}

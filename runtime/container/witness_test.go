@@ -39,14 +39,15 @@ func (o *observed) see(t *testing.T) {
 	ctx := context.Background()
 	must(t, o.r.Close())
 	var err error
-	o.store, err = audit.Open(audit.Config{Dir: filepath.Join(o.dir, "audit")})
+	o.store, err = audit.Open(audit.Config{Dir: filepath.Join(o.dir, "audit"), Log: slog.Default()})
 	must(t, err)
-	cache, log := &procinfo.Cache{}, slog.New(slog.DiscardHandler)
+	cache, log := &procinfo.Cache{}, slog.Default()
 	o.proc, err = proc.Open(ctx, proc.Config{Keeper: o.hold, Name: o.name, Base: o.uidBase, Take: o.store.Append, Cache: cache, Log: log})
 	must(t, err)
 	o.watch, err = watch.Open(ctx, watch.Config{Keeper: o.hold, Name: o.name, Pool: o.disks.(diskpool.Shared).Root(), Take: o.store.Append, Cache: cache, Log: log})
 	must(t, err)
 	c := o.config()
+	c.Log = log
 	c.Witness = audit.Witnesses{o.proc, o.watch}
 	c.Unseen = func(id dsec.SandboxID, err error) { t.Errorf("%s is not seen: %v", id, err) }
 	o.r, err = Open(ctx, c)
@@ -93,8 +94,7 @@ func (o *observed) asUser(t *testing.T, id dsec.SandboxID, exec, script string) 
 }
 
 func TestWhatASandboxDoesIsSeen(t *testing.T) {
-	o := newObserved(t, readyShells)
-	o.ready(t)
+	o := newObserved(t)
 	id := o.create(t, func(r *runtime.Request) { r.Spec.Watch = []string{"/tests/**"} })
 	o.sh(t, id, "mkdir -p /repo/.git/hooks; echo x > /repo/conftest.py; cp /bin/true /opt/x; mv /opt/x /bin/env; ln /bin/ls /opt/l; echo evil > /opt/l; mkdir /tests; echo > /tests/t; sleep 0.1")
 	o.asUser(t, id, "theirs", "sleep 0.1; exec sleep 0.1")
