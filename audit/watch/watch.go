@@ -126,8 +126,10 @@ func Open(ctx context.Context, c Config) (w *Witness, err error) {
 
 // Start begins to read, when all sandboxes of an earlier process have been added.
 func (w *Witness) Start() {
+	w.writes.start()
 	w.done.Go(func() { w.writes.read(w.written, w.overflow) })
 	if w.names != nil {
+		w.names.start()
 		w.done.Go(func() { w.names.read(w.named, w.overflow) })
 	}
 	w.done.Go(w.looks)
@@ -196,9 +198,9 @@ func (w *Witness) Remove(ctx context.Context, id dsec.SandboxID, disk *os.File) 
 	if x == nil {
 		return
 	}
-	w.writes.settle(w.stop)
+	w.writes.settle()
 	if w.names != nil {
-		w.names.settle(w.stop)
+		w.names.settle()
 	}
 	if disk != nil {
 		w.lookThrough(ctx, x, disk, true)
