@@ -232,7 +232,7 @@ func (w *Witness) tell(x *subject, pid int, path, what string) {
 	if i, ok := w.cfg.Cache.Find(pid); ok {
 		r.UID, r.GID, r.PID = x.inside(i.UID), x.inside(i.GID), i.PID
 		r.Exe, r.Args = procinfo.Inside(i.Exe, x.prefix), audit.CutArgs(i.Args)
-		if r.Exec = procinfo.ExecOf(i.Group); r.Exec == "" {
+		if r.Exec = procinfo.ExecOf(i.Group); r.Exec == "" && i.Group != "" {
 			r.Detail += ", by the file service"
 		}
 	}
