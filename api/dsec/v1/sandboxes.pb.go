@@ -47,6 +47,7 @@ type Spec struct {
 	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"`                             // of the network mode "allow-list"
 	Cutoff        *timestamppb.Timestamp `protobuf:"bytes,45,opt,name=cutoff,proto3" json:"cutoff,omitempty"`                           // what is newer the mirror of packages hides; absent: nothing
 	MirrorDeny    []string               `protobuf:"bytes,46,rep,name=mirror_deny,json=mirrorDeny,proto3" json:"mirror_deny,omitempty"` // what it refuses: "pypi:requests"
+	Watch         []string               `protobuf:"bytes,55,rep,name=watch,proto3" json:"watch,omitempty"`                             // paths whose writes are evidence, like "/tests/**", besides those always watched
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -231,6 +232,13 @@ func (x *Spec) GetCutoff() *timestamppb.Timestamp {
 func (x *Spec) GetMirrorDeny() []string {
 	if x != nil {
 		return x.MirrorDeny
+	}
+	return nil
+}
+
+func (x *Spec) GetWatch() []string {
+	if x != nil {
+		return x.Watch
 	}
 	return nil
 }
@@ -3382,11 +3390,272 @@ func (x *GradeFile) GetData() []byte {
 	return nil
 }
 
+type AuditRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Since         uint64                 `protobuf:"varint,2,opt,name=since,proto3" json:"since,omitempty"`   // only records after the one of that number
+	Kinds         []string               `protobuf:"bytes,3,rep,name=kinds,proto3" json:"kinds,omitempty"`    // none: all
+	Follow        bool                   `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"` // go on until the sandbox is deleted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRequest) Reset() {
+	*x = AuditRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRequest) ProtoMessage() {}
+
+func (x *AuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
+func (*AuditRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *AuditRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AuditRequest) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *AuditRequest) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+func (x *AuditRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type AuditResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Record        *AuditRecord           `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditResponse) Reset() {
+	*x = AuditResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditResponse) ProtoMessage() {}
+
+func (x *AuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
+func (*AuditResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *AuditResponse) GetRecord() *AuditRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+// AuditRecord is one line of evidence; absent numbers and texts are not known.
+type AuditRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"` // from 1, without gaps but where a record of kind "lost" says so
+	Time          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // "process", "write", "syscall", "network", "phase", "policy", "note", "lost"
+	Pid           int32                  `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`  // inside
+	Ppid          int32                  `protobuf:"varint,5,opt,name=ppid,proto3" json:"ppid,omitempty"`
+	Uid           int64                  `protobuf:"varint,6,opt,name=uid,proto3" json:"uid,omitempty"` // inside; -1: not known
+	Gid           int64                  `protobuf:"varint,7,opt,name=gid,proto3" json:"gid,omitempty"`
+	Exe           string                 `protobuf:"bytes,8,opt,name=exe,proto3" json:"exe,omitempty"`   // "~name": it ended before its file could be named
+	Args          []string               `protobuf:"bytes,9,rep,name=args,proto3" json:"args,omitempty"` // the program's own word
+	Path          string                 `protobuf:"bytes,10,opt,name=path,proto3" json:"path,omitempty"`
+	Detail        string                 `protobuf:"bytes,11,opt,name=detail,proto3" json:"detail,omitempty"`
+	Exec          string                 `protobuf:"bytes,12,opt,name=exec,proto3" json:"exec,omitempty"` // id of the command
+	Phase         string                 `protobuf:"bytes,13,opt,name=phase,proto3" json:"phase,omitempty"`
+	Count         int64                  `protobuf:"varint,14,opt,name=count,proto3" json:"count,omitempty"` // how often, if more than once; of "lost": how many, 0: nobody knows
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRecord) Reset() {
+	*x = AuditRecord{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRecord) ProtoMessage() {}
+
+func (x *AuditRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
+func (*AuditRecord) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *AuditRecord) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *AuditRecord) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetPpid() int32 {
+	if x != nil {
+		return x.Ppid
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetUid() int64 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetGid() int64 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetExe() string {
+	if x != nil {
+		return x.Exe
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *AuditRecord) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetExec() string {
+	if x != nil {
+		return x.Exec
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xba\x06\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd0\x06\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -3413,7 +3682,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x122\n" +
 	"\x06cutoff\x18- \x01(\v2\x1a.google.protobuf.TimestampR\x06cutoff\x12\x1f\n" +
 	"\vmirror_deny\x18. \x03(\tR\n" +
-	"mirrorDeny\x1a6\n" +
+	"mirrorDeny\x12\x14\n" +
+	"\x05watch\x187 \x03(\tR\x05watch\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -3670,7 +3940,30 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"3\n" +
 	"\tGradeFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data2\xb4\a\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"b\n" +
+	"\fAuditRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05since\x18\x02 \x01(\x04R\x05since\x12\x14\n" +
+	"\x05kinds\x18\x03 \x03(\tR\x05kinds\x12\x16\n" +
+	"\x06follow\x18\x04 \x01(\bR\x06follow\"=\n" +
+	"\rAuditResponse\x12,\n" +
+	"\x06record\x18\x01 \x01(\v2\x14.dsec.v1.AuditRecordR\x06record\"\xbf\x02\n" +
+	"\vAuditRecord\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x10\n" +
+	"\x03pid\x18\x04 \x01(\x05R\x03pid\x12\x12\n" +
+	"\x04ppid\x18\x05 \x01(\x05R\x04ppid\x12\x10\n" +
+	"\x03uid\x18\x06 \x01(\x03R\x03uid\x12\x10\n" +
+	"\x03gid\x18\a \x01(\x03R\x03gid\x12\x10\n" +
+	"\x03exe\x18\b \x01(\tR\x03exe\x12\x12\n" +
+	"\x04args\x18\t \x03(\tR\x04args\x12\x12\n" +
+	"\x04path\x18\n" +
+	" \x01(\tR\x04path\x12\x16\n" +
+	"\x06detail\x18\v \x01(\tR\x06detail\x12\x12\n" +
+	"\x04exec\x18\f \x01(\tR\x04exec\x12\x14\n" +
+	"\x05phase\x18\r \x01(\tR\x05phase\x12\x14\n" +
+	"\x05count\x18\x0e \x01(\x03R\x05count2\xee\a\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -3689,7 +3982,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x12<\n" +
 	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
 	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponse\x126\n" +
-	"\x05Grade\x12\x15.dsec.v1.GradeRequest\x1a\x16.dsec.v1.GradeResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
+	"\x05Grade\x12\x15.dsec.v1.GradeRequest\x1a\x16.dsec.v1.GradeResponse\x128\n" +
+	"\x05Audit\x12\x15.dsec.v1.AuditRequest\x1a\x16.dsec.v1.AuditResponse0\x01B-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_sandboxes_proto_rawDescOnce sync.Once
@@ -3703,7 +3997,7 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*NetworkRule)(nil),           // 1: dsec.v1.NetworkRule
@@ -3752,44 +4046,47 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*StatsResponse)(nil),         // 44: dsec.v1.StatsResponse
 	(*GradeRequest)(nil),          // 45: dsec.v1.GradeRequest
 	(*GradeFile)(nil),             // 46: dsec.v1.GradeFile
-	nil,                           // 47: dsec.v1.Spec.EnvEntry
-	nil,                           // 48: dsec.v1.Spec.LabelsEntry
-	nil,                           // 49: dsec.v1.ListRequest.LabelsEntry
-	nil,                           // 50: dsec.v1.GradeRequest.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
-	(*Result)(nil),                // 52: dsec.v1.Result
-	(*Step)(nil),                  // 53: dsec.v1.Step
-	(*GradeResponse)(nil),         // 54: dsec.v1.GradeResponse
-	(*ErrorDetail)(nil),           // 55: dsec.v1.ErrorDetail
+	(*AuditRequest)(nil),          // 47: dsec.v1.AuditRequest
+	(*AuditResponse)(nil),         // 48: dsec.v1.AuditResponse
+	(*AuditRecord)(nil),           // 49: dsec.v1.AuditRecord
+	nil,                           // 50: dsec.v1.Spec.EnvEntry
+	nil,                           // 51: dsec.v1.Spec.LabelsEntry
+	nil,                           // 52: dsec.v1.ListRequest.LabelsEntry
+	nil,                           // 53: dsec.v1.GradeRequest.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 54: google.protobuf.Timestamp
+	(*Result)(nil),                // 55: dsec.v1.Result
+	(*Step)(nil),                  // 56: dsec.v1.Step
+	(*GradeResponse)(nil),         // 57: dsec.v1.GradeResponse
+	(*ErrorDetail)(nil),           // 58: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	47, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	50, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	3,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	4,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	48, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	51, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
-	51, // 6: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
+	54, // 6: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
 	1,  // 7: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
 	0,  // 8: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	52, // 9: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	51, // 10: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	51, // 11: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	51, // 12: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	53, // 13: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	55, // 9: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	54, // 10: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	54, // 11: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	54, // 12: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	56, // 13: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
 	8,  // 14: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
 	7,  // 15: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
 	2,  // 16: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
-	54, // 17: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
-	51, // 18: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	51, // 19: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	57, // 17: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
+	54, // 18: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	54, // 19: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
 	0,  // 20: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
 	6,  // 21: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
 	0,  // 22: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
 	6,  // 23: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	55, // 24: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	58, // 24: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
 	6,  // 25: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	49, // 26: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	52, // 26: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
 	6,  // 27: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
 	6,  // 28: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
 	6,  // 29: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
@@ -3799,56 +4096,60 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	1,  // 33: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
 	6,  // 34: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
 	33, // 35: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
-	51, // 36: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
+	54, // 36: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
 	36, // 37: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
 	39, // 38: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
 	37, // 39: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
 	36, // 40: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
 	38, // 41: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
 	38, // 42: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	51, // 43: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	54, // 43: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
 	42, // 44: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	50, // 45: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
+	53, // 45: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
 	46, // 46: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
 	1,  // 47: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
 	3,  // 48: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
-	9,  // 49: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	11, // 50: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	13, // 51: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	15, // 52: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	17, // 53: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	19, // 54: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	21, // 55: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	23, // 56: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	25, // 57: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	27, // 58: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	29, // 59: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	31, // 60: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
-	34, // 61: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	40, // 62: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	43, // 63: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	45, // 64: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
-	10, // 65: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	12, // 66: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	14, // 67: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	16, // 68: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	18, // 69: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	20, // 70: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	22, // 71: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	24, // 72: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	26, // 73: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	28, // 74: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	30, // 75: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	32, // 76: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
-	35, // 77: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	41, // 78: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	44, // 79: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	54, // 80: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
-	65, // [65:81] is the sub-list for method output_type
-	49, // [49:65] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	49, // 49: dsec.v1.AuditResponse.record:type_name -> dsec.v1.AuditRecord
+	54, // 50: dsec.v1.AuditRecord.time:type_name -> google.protobuf.Timestamp
+	9,  // 51: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	11, // 52: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	13, // 53: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	15, // 54: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	17, // 55: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	19, // 56: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	21, // 57: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	23, // 58: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	25, // 59: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	27, // 60: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	29, // 61: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	31, // 62: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
+	34, // 63: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	40, // 64: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	43, // 65: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	45, // 66: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
+	47, // 67: dsec.v1.Sandboxes.Audit:input_type -> dsec.v1.AuditRequest
+	10, // 68: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	12, // 69: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	14, // 70: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	16, // 71: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	18, // 72: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	20, // 73: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	22, // 74: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	24, // 75: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	26, // 76: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	28, // 77: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	30, // 78: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	32, // 79: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
+	35, // 80: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	41, // 81: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	44, // 82: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	57, // 83: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
+	48, // 84: dsec.v1.Sandboxes.Audit:output_type -> dsec.v1.AuditResponse
+	68, // [68:85] is the sub-list for method output_type
+	51, // [51:68] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -3868,7 +4169,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   51,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -89,6 +89,7 @@ func (s *settings) secretFile() string     { return filepath.Join(s.Data, "secre
 func (s *settings) nodeIDFile() string     { return filepath.Join(s.Data, "node-id") }
 func (s *settings) adminMade() string      { return filepath.Join(s.Data, "admin-key-made") }
 func (s *settings) cgroupName() string     { return "dsec-" + s.Instance }
+func (s *settings) auditDir() string       { return filepath.Join(s.Data, "audit") }
 
 // nodeID returns the configured id, or the one made at the first start.
 func (s *settings) nodeID() (dsec.NodeID, error) {

@@ -65,6 +65,8 @@ const (
 	SandboxesStatsProcedure = "/dsec.v1.Sandboxes/Stats"
 	// SandboxesGradeProcedure is the fully-qualified name of the Sandboxes's Grade RPC.
 	SandboxesGradeProcedure = "/dsec.v1.Sandboxes/Grade"
+	// SandboxesAuditProcedure is the fully-qualified name of the Sandboxes's Audit RPC.
+	SandboxesAuditProcedure = "/dsec.v1.Sandboxes/Audit"
 )
 
 // SandboxesClient is a client for the dsec.v1.Sandboxes service.
@@ -103,6 +105,9 @@ type SandboxesClient interface {
 	// asked for otherwise. An error says that no grading took place. It goes on when
 	// its caller goes away: ask again with the same call_id.
 	Grade(context.Context, *v1.GradeRequest) (*v1.GradeResponse, error)
+	// Audit tells what a sandbox did, as seen from outside of it, also after it was
+	// deleted, as long as there is a record of it. An answer without a record is a sign of life.
+	Audit(context.Context, *v1.AuditRequest) (*connect.ServerStreamForClient[v1.AuditResponse], error)
 }
 
 // NewSandboxesClient constructs a client for the dsec.v1.Sandboxes service. By default, it uses the
@@ -212,6 +217,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("Grade")),
 			connect.WithClientOptions(opts...),
 		),
+		audit: connect.NewClient[v1.AuditRequest, v1.AuditResponse](
+			httpClient,
+			baseURL+SandboxesAuditProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Audit")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -233,6 +244,7 @@ type sandboxesClient struct {
 	changes    *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
 	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
 	grade      *connect.Client[v1.GradeRequest, v1.GradeResponse]
+	audit      *connect.Client[v1.AuditRequest, v1.AuditResponse]
 }
 
 // Create calls dsec.v1.Sandboxes.Create.
@@ -375,6 +387,11 @@ func (c *sandboxesClient) Grade(ctx context.Context, req *v1.GradeRequest) (*v1.
 	return nil, err
 }
 
+// Audit calls dsec.v1.Sandboxes.Audit.
+func (c *sandboxesClient) Audit(ctx context.Context, req *v1.AuditRequest) (*connect.ServerStreamForClient[v1.AuditResponse], error) {
+	return c.audit.CallServerStream(ctx, connect.NewRequest(req))
+}
+
 // SandboxesHandler is an implementation of the dsec.v1.Sandboxes service.
 type SandboxesHandler interface {
 	// Create returns when the sandbox runs. Its key is spec.call_id.
@@ -411,6 +428,9 @@ type SandboxesHandler interface {
 	// asked for otherwise. An error says that no grading took place. It goes on when
 	// its caller goes away: ask again with the same call_id.
 	Grade(context.Context, *v1.GradeRequest) (*v1.GradeResponse, error)
+	// Audit tells what a sandbox did, as seen from outside of it, also after it was
+	// deleted, as long as there is a record of it. An answer without a record is a sign of life.
+	Audit(context.Context, *v1.AuditRequest, *connect.ServerStream[v1.AuditResponse]) error
 }
 
 // NewSandboxesHandler builds an HTTP handler from the service implementation. It returns the path
@@ -516,6 +536,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("Grade")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesAuditHandler := connect.NewServerStreamHandlerSimple(
+		SandboxesAuditProcedure,
+		svc.Audit,
+		connect.WithSchema(sandboxesMethods.ByName("Audit")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.Sandboxes/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SandboxesCreateProcedure:
@@ -550,6 +576,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesStatsHandler.ServeHTTP(w, r)
 		case SandboxesGradeProcedure:
 			sandboxesGradeHandler.ServeHTTP(w, r)
+		case SandboxesAuditProcedure:
+			sandboxesAuditHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -621,4 +649,8 @@ func (UnimplementedSandboxesHandler) Stats(context.Context, *v1.StatsRequest) (*
 
 func (UnimplementedSandboxesHandler) Grade(context.Context, *v1.GradeRequest) (*v1.GradeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Grade is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Audit(context.Context, *v1.AuditRequest, *connect.ServerStream[v1.AuditResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Audit is not implemented"))
 }
