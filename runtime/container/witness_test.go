@@ -130,23 +130,18 @@ func TestWhatASandboxDoesIsSeen(t *testing.T) {
 	o.away(t)
 }
 
-// TestWhatIsDoneWhileTheAgentIsAwayIsSeen: the kernel keeps it.
-func TestWhatIsDoneWhileTheAgentIsAwayIsSeen(t *testing.T) {
+// TestProgramsAreSeenWhileTheAgentIsAway: the kernel keeps them.
+func TestProgramsAreSeenWhileTheAgentIsAway(t *testing.T) {
 	o := newObserved(t)
 	id := o.create(t)
-	_, err := o.r.Exec(t.Context(), id, process.Spec{ID: "later", Argv: []string{"/bin/sh", "-c", "b=/bin/busybox; while [ ! -e /go ]; do sleep 0.02; done; echo evil > /bin/env; $b touch /done"}})
+	_, err := o.r.Exec(t.Context(), id, process.Spec{ID: "later", Argv: []string{"/bin/sh", "-c", "b=/bin/busybox; while [ ! -e /go ]; do sleep 0.02; done; $b touch /done"}})
 	must(t, err)
 	o.away(t)
 	o.sh(t, id, "echo > /go; while [ ! -e /done ]; do sleep 0.02; done")
 	o.see(t)
 	must(t, o.r.Destroy(t.Context(), id))
 	all := o.records(t, id)
-	if !has(all, wroteTo("/bin/env", dsec.WriteChanged)) || !has(all, wroteTo("/bin/env", dsec.WriteMade)) {
-		t.Error("a write is not told")
-	}
-	if !has(all, func(r dsec.AuditRecord) bool {
-		return r.Kind == dsec.AuditProcess && r.Exec == "later" && r.UID == 0 && strings.HasPrefix(r.Exe, "~")
-	}) {
+	if !has(all, func(r dsec.AuditRecord) bool { return r.Kind == dsec.AuditProcess && r.Exe == "~busybox" }) {
 		t.Error("a program is not told")
 	}
 	if t.Failed() {
