@@ -1,0 +1,4 @@
+package main
+
+// oldEntry calls the kernel as 32-bit programs do.
+func oldEntry(number uint32) int32
