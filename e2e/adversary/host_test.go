@@ -48,7 +48,30 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// host is a machine that serves, shared by all parts of a test.
+// TestAdversary has one machine for everything that is tried on one.
+func TestAdversary(t *testing.T) {
+	h := start(t, "adv")
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *host)
+	}{
+		{"NothingOfItWorksInside", nothingOfItWorksInside},
+		{"NothingIsReached", nothingIsReached},
+		{"TheGatewayReachesNothingForOthers", theGatewayReachesNothingForOthers},
+		{"TheHelperIsNeverInHand", theHelperIsNeverInHand},
+		{"LinksThatFlipLeadNowhere", linksThatFlipLeadNowhere},
+		{"HostileTarsStayInsideTheSandbox", hostileTarsStayInsideTheSandbox},
+		{"HostileLayersReachNothing", hostileLayersReachNothing},
+		{"WhatASandboxSendsStaysBelow", whatASandboxSendsStaysBelow},
+		{"NamesCommandNoTerminal", namesCommandNoTerminal},
+		{"DamageStaysWithWhoDoesIt", damageStaysWithWhoDoesIt},
+		{"WhoEndsItsOwnSystemIsToBlame", whoEndsItsOwnSystemIsToBlame},
+	} {
+		t.Run(part.name, func(t *testing.T) { part.test(t, h) })
+	}
+}
+
+// host is a machine that serves, shared by all parts of the test.
 type host struct {
 	*up.Machine
 	t *testing.T

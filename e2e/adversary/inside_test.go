@@ -64,11 +64,10 @@ func classes(t *testing.T) map[string][]Vector {
 	return by
 }
 
-// TestNothingOfItWorksInside: every technique, as root and as a user, in a sandbox
+// nothingOfItWorksInside: every technique, as root and as a user, in a sandbox
 // for each class and user, fails for the reason that the table has, is in the
 // record, and leaves machine and neighbours as they were.
-func TestNothingOfItWorksInside(t *testing.T) {
-	h := start(t, "adv1")
+func nothingOfItWorksInside(t *testing.T, h *host) {
 	major, minor := disk(t)
 	env := map[string]string{"ATTACK_DISK_MAJOR": fmt.Sprint(major), "ATTACK_DISK_MINOR": fmt.Sprint(minor),
 		"ATTACK_MACHINE": machineServer(t), "ATTACK_NEIGHBOUR": h.server(t)}
@@ -139,11 +138,10 @@ func (h *host) events(t *testing.T, id dsec.SandboxID) []dsec.Event {
 	return all
 }
 
-// TestNothingIsReached tries the network where there is one: an allow-list that
+// nothingIsReached tries the network where there is one: an allow-list that
 // allows nothing, and the mode open, in which the machine, its networks and the
 // other sandboxes stay closed. What is refused is told.
-func TestNothingIsReached(t *testing.T) {
-	h := start(t, "adv2")
+func nothingIsReached(t *testing.T, h *host) {
 	env := map[string]string{"ATTACK_MACHINE": machineServer(t), "ATTACK_NEIGHBOUR": h.server(t)}
 	by := classes(t)
 	// Of the mode open only what it closes: nothing is sent to others.

@@ -35,8 +35,6 @@ func child(what string, args []string) {
 		fmt.Println(seen.Load(), "looks")
 	case "-probe": // one line for each 10 ms of sleep and 1 ms of work, with how long they took
 		probe(args[0])
-	case "-limit-init": // has the kernel kill the first process, by a limit of its CPU time
-		fmt.Println(limitInit())
 	case "-spin":
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		}

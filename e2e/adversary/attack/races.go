@@ -88,24 +88,3 @@ func probe(seconds string) {
 		fmt.Println(time.Since(begun).Microseconds())
 	}
 }
-
-// limitInit gives the first process no CPU time and then work: children of others
-// that it must reap.
-func limitInit() error {
-	if err := unix.Prlimit(1, unix.RLIMIT_CPU, &unix.Rlimit{Cur: 0, Max: 0}, nil); err != nil {
-		return err
-	}
-	for {
-		pid, _, e := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-		if e != 0 {
-			continue
-		}
-		if pid == 0 { // an orphan's parent
-			_, _, _ = unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-			for {
-				_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
-			}
-		}
-		_, _ = unix.Wait4(int(pid), nil, 0, nil)
-	}
-}
