@@ -88,7 +88,7 @@ func (h *host) harm(t *testing.T, id dsec.SandboxID, user string, v Vector, env 
 	if s.OOM && s.OOMLimit != 128<<20 {
 		t.Errorf("killed at %d", s.OOMLimit)
 	}
-	h.recorded(t, id, map[string]string{s.exec: v.Name})
+	h.recorded(t, id, map[string]string{s.exec: v.Name}, v)
 	if sb, err := h.Get(t.Context(), id); err != nil || sb.State != dsec.Running {
 		t.Errorf("the sandbox is %s, %v", sb.State, err)
 	}

@@ -41,6 +41,7 @@ func theHelperIsNeverInHand(t *testing.T, h *host) {
 		}
 	}
 	h.watched(t, id)
+	h.watched(t, h.create(t, func(s *dsec.Spec) { s.Profile = "debug" }))
 	if got := h.sh(t, id, "echo lives"); got != "lives\n" {
 		t.Errorf("afterwards it says %q", got)
 	}
@@ -48,6 +49,39 @@ func theHelperIsNeverInHand(t *testing.T, h *host) {
 		t.Errorf("afterwards another says %q", got)
 	}
 	h.unchanged(t, before)
+}
+
+// nobodyElseIsBecome: a command runs as no number that is not the sandbox's, whether
+// the number does not fit, is unmapped, or means "keep".
+func nobodyElseIsBecome(t *testing.T, h *host) {
+	id := h.create(t, nil)
+	for _, user := range []string{"70000", "0:70000", "70000:0", "4294967295", "4294967296", "-1", "0:-1", "0:4294967295", "root:70000", "65536", "18446744073709551616", "0x0", "0 ", "\n0"} {
+		var out bytes.Buffer
+		r, err := h.Run(t.Context(), id, process.Spec{Argv: []string{"/bin/sh", "-c", "cat /proc/self/status"}, User: user}, &out, &out)
+		if err == nil {
+			t.Errorf("a command ran as %q: %+v %s", user, r, out.String())
+		} else if c := dsec.ClassOf(err); c == dsec.Internal || c == dsec.Unavailable {
+			t.Errorf("as %q: %v", user, err)
+		}
+	}
+}
+
+// theSecondWallHolds: a profile that lets a sandbox trace its own processes lets it do
+// nothing to the first one: there the kernel itself says no.
+func theSecondWallHolds(t *testing.T, h *host) {
+	id := h.create(t, func(s *dsec.Spec) { s.Profile = "debug" })
+	for _, name := range []string{"ptrace-first", "ptrace-seize", "process-vm-read", "process-vm-write", "pidfd-getfd", "read-memory-first", "environ-first",
+		"descriptors-first", "root-of-first", "map-files-first", "executable-first", "setns-first", "setns-pidfd"} {
+		for _, user := range []string{"root", "user"} {
+			s := h.try(t, id, user, name, nil)
+			if !strings.HasPrefix(s.text, "blocked: EPERM") && !strings.HasPrefix(s.text, "blocked: EACCES") {
+				t.Errorf("%s as %s says %q", name, user, s.text)
+			}
+		}
+	}
+	if s := h.try(t, id, "root", "ptrace-traceme", nil); !strings.HasPrefix(s.text, "got: ") {
+		t.Errorf("the profile does not let it be traced, so this proves nothing: %q", s.text)
+	}
 }
 
 // watched starts commands while root of the sandbox looks at every process.

@@ -59,6 +59,8 @@ func TestAdversary(t *testing.T) {
 		{"NothingIsReached", nothingIsReached},
 		{"TheGatewayReachesNothingForOthers", theGatewayReachesNothingForOthers},
 		{"TheHelperIsNeverInHand", theHelperIsNeverInHand},
+		{"NobodyElseIsBecome", nobodyElseIsBecome},
+		{"TheSecondWallHolds", theSecondWallHolds},
 		{"LinksThatFlipLeadNowhere", linksThatFlipLeadNowhere},
 		{"HostileTarsStayInsideTheSandbox", hostileTarsStayInsideTheSandbox},
 		{"HostileLayersReachNothing", hostileLayersReachNothing},

@@ -18,8 +18,9 @@ import (
 
 // What answers of a table mean in words of the program.
 var meanings = map[string]*regexp.Regexp{
-	"unreachable":  regexp.MustCompile(`^blocked: (ENETUNREACH|ECONNREFUSED|EHOSTUNREACH|ENETDOWN|EADDRNOTAVAIL|ETIMEDOUT) |there is no router`),
-	"not answered": regexp.MustCompile(`^blocked: (NXDOMAIN|ETIMEDOUT|lookup .*(refused|unreachable|no route))`),
+	"unreachable":  regexp.MustCompile(`^blocked: (ENETUNREACH|ECONNREFUSED|EHOSTUNREACH|ENETDOWN|EADDRNOTAVAIL) |there is no router`),
+	"silence":      regexp.MustCompile(`^blocked: (ENETUNREACH|ETIMEDOUT) |there is no router`),
+	"not answered": regexp.MustCompile(`^blocked: (NXDOMAIN|lookup .*(refused|unreachable|no route))`),
 	"empty":        regexp.MustCompile(`^blocked: (empty|ENOENT|EACCES)`),
 }
 
@@ -101,7 +102,7 @@ func (h *host) tryAll(t *testing.T, id dsec.SandboxID, user string, all []Vector
 			t.Errorf("%s as %s: %v", v.Name, user, err)
 		}
 	}
-	h.recorded(t, id, ran)
+	h.recorded(t, id, ran, all...)
 	if sb, err := h.Get(t.Context(), id); err != nil || sb.State != dsec.Running {
 		t.Errorf("the sandbox is %s, %v", sb.State, err)
 	}
@@ -110,16 +111,23 @@ func (h *host) tryAll(t *testing.T, id dsec.SandboxID, user string, all []Vector
 	}
 }
 
-// recorded wants the beginning, with its arguments, and the end of every command.
-func (h *host) recorded(t *testing.T, id dsec.SandboxID, ran map[string]string) {
+// recorded wants the beginning, with its arguments, and the end of every command, and
+// what else the vectors are to leave.
+func (h *host) recorded(t *testing.T, id dsec.SandboxID, ran map[string]string, all ...Vector) {
 	t.Helper()
-	began, ended := map[string]bool{}, map[string]bool{}
+	began, ended, types := map[string]bool{}, map[string]bool{}, map[dsec.EventType]bool{}
 	for _, e := range h.events(t, id) {
+		types[e.Type] = true
 		switch e.Type {
 		case dsec.EventExecStarted:
 			began[e.Exec] = strings.Contains(e.Detail, "/attack "+ran[e.Exec])
 		case dsec.EventExecExited:
 			ended[e.Exec] = e.Fields["exit_code"] != ""
+		}
+	}
+	for _, v := range all {
+		if v.Recorded != "" && !types[v.Recorded] {
+			t.Errorf("%s leaves no event %s", v.Name, v.Recorded)
 		}
 	}
 	for exec, name := range ran {

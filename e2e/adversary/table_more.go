@@ -12,11 +12,11 @@ net-private-100 | reaches 100.64/10 | unreachable
 net-public | reaches an address that nothing allows | unreachable
 net-ipv6 | reaches an IPv6 address | unreachable
 net-udp | sends a datagram | unreachable
-net-multicast | asks everybody near (mDNS) | unreachable
+net-multicast | asks everybody near (mDNS) | silence
 net-link-local | reaches the router by a link-local address | unreachable
 net-machine | reaches a server of the machine | unreachable
 net-neighbour | reaches a server of another sandbox | unreachable
-net-scan-router | scans ports of the router | unreachable
+net-scan-router | scans ports of the router | silence
 net-forged-source | sends packets with another's address | unreachable; EADDRNOTAVAIL
 `
 
@@ -40,7 +40,7 @@ dns-name-of-the-search | asks for a name of the machine's network | not answered
 
 const damageRows = `
 fork-bomb | starts processes without end | EAGAIN | !it would harm this machine
-memory | uses memory without end | killed | !it would harm this machine
+memory | uses memory without end | killed | +oom | !it would harm this machine
 disk | fills the disk | EDQUOT,ENOSPC | !it would harm this machine
 inodes | makes files without end | enough,EDQUOT,ENOSPC,time | !it would harm this machine
 sparse-file | makes a file of exabytes | seems to have | !it would harm this machine

@@ -37,6 +37,8 @@ func hostileTars(t *testing.T, b bait) map[string][]byte {
 		"directory to link": tarOf(t, tar.Header{Name: "d/", Mode: 0o755, Typeflag: tar.TypeDir}, link("d", b.dir), reg("d/new")),
 		"device":            tarOf(t, tar.Header{Name: "disk", Mode: 0o666, Typeflag: tar.TypeBlock, Devmajor: 7}, reg("disk")),
 		"fifo":              tarOf(t, tar.Header{Name: "pipe", Mode: 0o666, Typeflag: tar.TypeFifo}, reg("pipe")),
+		"nobody's number":   tarOf(t, tar.Header{Name: "n", Mode: 0o6777, Typeflag: tar.TypeReg, Uid: 70000, Gid: 70000, Format: tar.FormatPAX}),
+		"number of keep":    tarOf(t, tar.Header{Name: "n", Mode: 0o6777, Typeflag: tar.TypeReg, Uid: 1<<32 - 1, Gid: 1<<32 - 1, Format: tar.FormatPAX}),
 		"dot dot inside":    tarOf(t, reg("a/../../"+up+b.dir[1:]+"/new")),
 	}
 }

@@ -3,6 +3,8 @@ package adversary
 import (
 	"fmt"
 	"strings"
+
+	"github.com/opendsec/dsec"
 )
 
 // Vector is one technique: what it tries, what stops it, and how that is seen.
@@ -16,11 +18,14 @@ type Vector struct {
 	Root, User string
 	Control    string // why there is no control; empty: there is one
 	Limit      string // why it works all the same; see the known limits in SECURITY.md
+	// Recorded is the type of event that the attempt leaves in the record of the
+	// sandbox beside the beginning and the end of its command; empty: none.
+	Recorded dsec.EventType
 }
 
 // group is vectors that one wall stops. A row of them is
 //
-//	name | what it tries | answer of root [; of the user] [| !why there is no control] [| ?why it works]
+//	name | what it tries | answer of root [; of the user] [| !why there is no control] [| ?why it works] [| +recorded]
 type group struct {
 	class, wall, rows string
 }
@@ -56,8 +61,10 @@ func (g group) vector(row string) (Vector, error) {
 			v.Control = more[1:]
 		case strings.HasPrefix(more, "?"):
 			v.Limit = more[1:]
+		case strings.HasPrefix(more, "+"):
+			v.Recorded = dsec.EventType(more[1:])
 		default:
-			return Vector{}, fmt.Errorf("read vector %q: want ! or ? before %q", row, more)
+			return Vector{}, fmt.Errorf("read vector %q: want !, ? or + before %q", row, more)
 		}
 	}
 	return v, nil
@@ -82,6 +89,9 @@ func Document(all []Vector) string {
 		}
 		if v.Limit != "" {
 			answer = "**works**: " + v.Limit
+		}
+		if v.Recorded != "" {
+			answer += ", event " + string(v.Recorded)
 		}
 		if v.Control != "" {
 			answer += " (no control: " + v.Control + ")"

@@ -103,23 +103,38 @@ func udp(addr string) error {
 			}
 		}()
 	}
-	to, err := net.ResolveUDPAddr("udp", addr)
-	if err != nil {
-		return err
-	}
-	c, err := net.ListenPacket("udp", ":0")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }()
-	if _, err = c.WriteTo([]byte("x"), to); err == nil {
-		_ = c.SetReadDeadline(time.Now().Add(patience / 4)) // sockets have deadlines
-		_, _, err = c.ReadFrom(make([]byte, 1))
-	}
+	err := send(addr)
 	if err != nil {
 		return quiet(err)
 	}
 	return worked("answered by " + addr)
+}
+
+// send wants an answer. A connected socket hears of a refusal; one that is not hears
+// who answers for a group.
+func send(addr string) error {
+	var c net.Conn
+	to, err := net.ResolveUDPAddr("udp", addr)
+	if err != nil {
+		return err
+	}
+	if control || to.IP.IsMulticast() {
+		var l *net.UDPConn
+		if l, err = net.ListenUDP("udp", nil); err != nil {
+			return err
+		}
+		c = l
+		_, err = l.WriteTo([]byte("x"), to)
+	} else if c, err = net.Dial("udp", addr); err == nil {
+		_, err = c.Write([]byte("x"))
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetReadDeadline(time.Now().Add(patience / 4)) // sockets have deadlines
+	_, err = c.Read(make([]byte, 1))
+	return err
 }
 
 // link is the name of what leads out of here.

@@ -20,8 +20,8 @@ var processes = map[string]technique{
 	},
 	"process-vm-write": func() error {
 		b := make([]byte, 1)
-		_, err := unix.ProcessVMWritev(victim(), []unix.Iovec{{Base: &b[0], Len: 0}}, []unix.RemoteIovec{{Len: 0}}, 0)
-		return did(err, "may write the memory of another process")
+		_, err := unix.ProcessVMWritev(victim(), []unix.Iovec{{Base: &b[0], Len: 1}}, []unix.RemoteIovec{{Base: uintptr(unsafe.Pointer(&b[0])), Len: 1}}, 0)
+		return reachedBy(err, "may write the memory of another process")
 	},
 	"pidfd-getfd": func() error {
 		p, err := unix.PidfdOpen(victim(), 0)
