@@ -72,7 +72,10 @@ func (h *host) background(t *testing.T, id dsec.SandboxID, argv ...string) *clie
 // done over and over. Nothing outside is read, made, changed or removed.
 func linksThatFlipLeadNowhere(t *testing.T, h *host) {
 	b := setBait(t)
-	for how, target := range map[string]string{"absolute": b.dir, "upwards": strings.Repeat("../", 30) + b.dir[1:], "magic": "/proc/1/root" + b.dir, "own magic": "/proc/self/root" + b.dir, "thread": "/proc/thread-self/root/../../" + b.dir} {
+	for how, target := range map[string]string{
+		"absolute": b.dir, "upwards": strings.Repeat("../", 30) + b.dir[1:], "magic": "/proc/1/root" + b.dir,
+		"own magic": "/proc/self/root" + b.dir, "thread": "/proc/thread-self/root/../../" + b.dir,
+	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			id := h.create(t, nil)

@@ -33,10 +33,10 @@ finit-module | loads a module from a file | EPERM
 delete-module | unloads a module | EPERM
 kexec-load | replaces the kernel | EPERM | !it would replace the kernel
 kexec-file-load | replaces the kernel by files | EPERM | !it would replace the kernel
-reboot | changes what the console's keys do | EPERM
+reboot | restarts the machine | EPERM
 swapon | swaps to a file | EPERM
 swapoff | ends swapping | EPERM
-acct | switches accounting of processes | EPERM
+acct | has the kernel write down each process that ends | EPERM
 settimeofday | sets the kernel's time zone | EPERM
 clock-settime | sets the clock | EPERM
 adjtimex | adjusts the clock | EPERM

@@ -38,7 +38,7 @@ const (
 	keySession  = ^uintptr(2) // KEY_SPEC_SESSION_KEYRING
 	noFD        = ^uintptr(0)
 	own         = ^uintptr(41) // stands for ownFile
-	cadOn       = 0x89abcdef   // what the console's keys do; the default
+	noCommand   = 0x1234       // of reboot: who may give commands is told that it is none
 	mapArray    = 2
 	softwareNop = 1 | 128<<32 // type and size of perf's attributes
 	x32         = 0x40000000
@@ -60,11 +60,11 @@ func refusedCalls() []call {
 		{"delete-module", unix.SYS_DELETE_MODULE, [6]uintptr{text("no_such_module"), 0}},
 		{"kexec-load", unix.SYS_KEXEC_LOAD, [6]uintptr{0, 0, 0, 0}},
 		{"kexec-file-load", unix.SYS_KEXEC_FILE_LOAD, [6]uintptr{noFD, noFD, 0, 0, 0}},
-		{"reboot", unix.SYS_REBOOT, [6]uintptr{unix.LINUX_REBOOT_MAGIC1, unix.LINUX_REBOOT_MAGIC2, cadOn, 0}},
+		{"reboot", unix.SYS_REBOOT, [6]uintptr{unix.LINUX_REBOOT_MAGIC1, unix.LINUX_REBOOT_MAGIC2, noCommand, 0}},
 		{"swapon", unix.SYS_SWAPON, [6]uintptr{text("/no/such/file"), 0}},
 		{"swapoff", unix.SYS_SWAPOFF, [6]uintptr{text("/no/such/file")}},
-		{"acct", unix.SYS_ACCT, [6]uintptr{0}},
-		{"settimeofday", unix.SYS_SETTIMEOFDAY, [6]uintptr{0, at(0)}},
+		{"acct", unix.SYS_ACCT, [6]uintptr{text("/no/such/file")}},
+		{"settimeofday", unix.SYS_SETTIMEOFDAY, [6]uintptr{0, at(99999)}},
 		{"clock-settime", unix.SYS_CLOCK_SETTIME, [6]uintptr{unix.CLOCK_REALTIME, at(0, 1<<40)}},
 		{"adjtimex", unix.SYS_ADJTIMEX, [6]uintptr{at()}},
 		{"sethostname", unix.SYS_SETHOSTNAME, [6]uintptr{text("stolen"), 6}},

@@ -110,7 +110,9 @@ func anySysctl() error {
 // findWritable looks for a file of that name that opens for writing.
 func findWritable(root, name string) error {
 	if control {
-		root = os.Getenv("ATTACK_CGROUP")
+		if root = os.Getenv("ATTACK_CGROUP"); root == "" {
+			return untried("this machine has no control group of version 1")
+		}
 	}
 	found := 0
 	var open string
