@@ -44,7 +44,7 @@ func (p *probing) p99(t *testing.T) time.Duration {
 		}
 		all = append(all, n)
 	}
-	if len(all) < 5 {
+	if len(all) < 3 {
 		t.Fatalf("the neighbour came to %d rounds", len(all))
 	}
 	slices.Sort(all)
@@ -55,9 +55,9 @@ func (p *probing) p99(t *testing.T) time.Duration {
 // agent and hold are the same processes, a neighbour works and can still be
 // given each of these things, and the sandbox can be destroyed.
 func damageStaysWithWhoDoesIt(t *testing.T, h *host) {
-	env := map[string]string{"ATTACK_SECONDS": "1"}
+	env, beside := map[string]string{"ATTACK_SECONDS": "1"}, 0.4
 	if long {
-		env = map[string]string{"ATTACK_SECONDS": "30", "ATTACK_MOST": "1000000"}
+		env, beside = map[string]string{"ATTACK_SECONDS": "30", "ATTACK_MOST": "1000000"}, 20
 	}
 	before := h.look(t)
 	quiet := h.neighbour(t)
@@ -65,14 +65,14 @@ func damageStaysWithWhoDoesIt(t *testing.T, h *host) {
 	idle := h.probe(t, other, 0.7).p99(t)
 	for _, v := range classes(t)["Damage"] {
 		t.Run(v.Name, func(t *testing.T) {
-			beside := h.probe(t, other, 0.4)
+			probe := h.probe(t, other, beside)
 			var both sync.WaitGroup
 			for _, user := range []string{"root", "user"} {
 				id := h.create(t, nil)
 				both.Go(func() { h.harm(t, id, user, v, env) })
 			}
 			both.Wait()
-			t.Logf("p99 of the neighbour's rounds: %v, idle %v", beside.p99(t), idle)
+			t.Logf("p99 of the neighbour's rounds: %v, idle %v", probe.p99(t), idle)
 			quiet.check(t)
 		})
 	}

@@ -64,7 +64,7 @@ root-of-first | goes to its root | EACCES
 map-files-first | lists what it has mapped | EACCES
 executable-first | overwrites the program of the supervisor (CVE-2019-5736) | EACCES
 kill-first | kills it | ignored; EPERM
-limit-of-init | sets its limits | set another's limit; EPERM | ?it is the sandbox's own first process: who ends it ends the sandbox, which is agent_damage
+limit-of-init | sets its limits | set another's limit; EPERM | ?it is the sandbox's own first process: only the sandbox is harmed
 setuid-unmapped | becomes a user of another sandbox | EINVAL | !to the machine's root every number is a user
 setgroups-unmapped | becomes of a group of another sandbox | EINVAL; EPERM
 uid-map | maps users anew | EPERM | !a map can be written once
