@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -91,11 +92,18 @@ func nothingOfItWorksInside(t *testing.T, h *host) {
 	h.unchanged(t, before)
 }
 
+// ofX86 are calls that other machines have never had.
+var ofX86 = []string{"old-entry", "ioperm", "iopl", "modify-ldt", "x32-entry"}
+
 // tryAll tries vectors and wants them answered and recorded, and the sandbox alive.
 func (h *host) tryAll(t *testing.T, id dsec.SandboxID, user string, all []Vector, env map[string]string) {
 	t.Helper()
 	ran := map[string]string{}
 	for _, v := range all {
+		if runtime.GOARCH != "amd64" && slices.Contains(ofX86, v.Name) {
+			t.Logf("%s is only of x86, and this is %s", v.Name, runtime.GOARCH)
+			continue
+		}
 		s := h.try(t, id, user, v.Name, env)
 		ran[s.exec] = v.Name
 		if err := v.as(user, s); err != nil {

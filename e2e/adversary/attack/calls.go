@@ -41,7 +41,6 @@ const (
 	noCommand   = 0x1234       // of reboot: who may give commands is told that it is none
 	mapArray    = 2
 	softwareNop = 1 | 128<<32 // type and size of perf's attributes
-	x32         = 0x40000000
 	fileSetattr = 469
 	memfdSecret = 447
 )
@@ -69,11 +68,8 @@ func refusedCalls() []call {
 		{"adjtimex", unix.SYS_ADJTIMEX, [6]uintptr{at()}},
 		{"sethostname", unix.SYS_SETHOSTNAME, [6]uintptr{text("stolen"), 6}},
 		{"kernel-log", unix.SYS_SYSLOG, [6]uintptr{3, at(make([]uint64, 512)...), 4096}},
-		{"ioperm", unix.SYS_IOPERM, [6]uintptr{0x80, 1, 1}},
-		{"iopl", unix.SYS_IOPL, [6]uintptr{3}},
 		{"quotactl", unix.SYS_QUOTACTL, [6]uintptr{0x80000100, 0, 0, 0}},
 		{"fanotify", unix.SYS_FANOTIFY_INIT, [6]uintptr{0, 0}},
-		{"modify-ldt", unix.SYS_MODIFY_LDT, [6]uintptr{0, at(), 8}},
 		{"vhangup", unix.SYS_VHANGUP, [6]uintptr{}},
 		{"move-pages", unix.SYS_MOVE_PAGES, [6]uintptr{0, 0, 0, 0, 0, 0}},
 		{"migrate-pages", unix.SYS_MIGRATE_PAGES, [6]uintptr{0, 0, 0, 0}},
@@ -85,7 +81,6 @@ func refusedCalls() []call {
 		{"ptrace-traceme", unix.SYS_PTRACE, [6]uintptr{0}},
 		{"lease", unix.SYS_FCNTL, [6]uintptr{own, unix.F_SETLEASE, unix.F_WRLCK}},
 		{"open-by-handle-anything", unix.SYS_OPEN_BY_HANDLE_AT, [6]uintptr{own, at(8|1<<32, 2), 0}},
-		{"x32-entry", unix.SYS_GETPID | x32, [6]uintptr{}},
 		{"call-of-tomorrow", 1023, [6]uintptr{}},
 	}
 }
@@ -103,7 +98,7 @@ func ownFile() uintptr {
 
 func calls() map[string]technique {
 	all := map[string]technique{"old-entry": oldEntryOfTheKernel}
-	for _, c := range refusedCalls() {
+	for _, c := range append(refusedCalls(), callsOfTheMachine()...) {
 		all[c.name] = func() error {
 			if c.args[0] == own {
 				c.args[0] = ownFile()
