@@ -50,7 +50,7 @@ descriptors | opens files without end | EMFILE | !it would harm this machine
 inotify | watches without end | EMFILE | !it would harm this machine
 events | makes event counters without end | EMFILE | !it would harm this machine
 terminals | opens terminals without end | ENOSPC | !it would harm this machine
-pipes | fills pipes without end | killed,EMFILE,EAGAIN | !it would harm this machine
+pipes | fills pipes without end | killed,EMFILE,EAGAIN,enough,time | !it would harm this machine
 sockets-flight | leaves sockets in messages that nobody reads | enough,ETOOMANYREFS,time,killed | !it would harm this machine
 timers | makes timers without end | EAGAIN | !it would harm this machine
 signal-queue | queues signals without end | EAGAIN | !it would harm this machine
