@@ -101,7 +101,7 @@ func finish(err error) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(os.Stderr, "dsec:", err)
+	fmt.Fprintln(os.Stderr, "dsec:", user.ErrorText(err))
 	if advice := user.Advice(err); advice != "" {
 		fmt.Fprintln(os.Stderr, "dsec:", advice)
 	}

@@ -78,7 +78,7 @@ func (a *attached) runOnce(ctx context.Context, id dsec.SandboxID, argv []string
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWithin)
 			defer cancel()
 			if _, err := a.cl.Delete(ctx, id); err != nil {
-				fmt.Fprintln(stderr, "dsec:", err)
+				fmt.Fprintln(stderr, "dsec:", ErrorText(err))
 			}
 		}()
 	}
