@@ -76,6 +76,7 @@ type Spec struct {
 	NoNewPrivs bool              `json:"no_new_privs,omitempty"` // refuse setuid and file capabilities inside
 	OOM        OOMPolicy         `json:"oom,omitempty"`
 	Mounts     []HostMount       `json:"mounts,omitempty"`
+	Phases     []Phase           `json:"phases,omitempty"` // it begins in the first; none: what a spec says holds all its life
 	Labels     map[string]string `json:"labels,omitempty"`
 	CallID     string            `json:"call_id,omitempty"`     // idempotency key
 	RolloutKey string            `json:"rollout_key,omitempty"` // groups what belongs to one rollout
@@ -109,7 +110,10 @@ const (
 )
 
 // NetworkPolicy is the one it begins with.
-func (s *Spec) NetworkPolicy() *NetworkPolicy { return &NetworkPolicy{s.Network, s.Allow} }
+func (s *Spec) NetworkPolicy() *NetworkPolicy {
+	p := s.PolicyIn(0)
+	return &p
+}
 
 // Validate reports the first thing in s that can never work, as an Invalid
 // error that names the field. It touches nothing outside s.
@@ -131,7 +135,7 @@ func (s *Spec) Validate() error {
 	if len(s.Layers) > MaxLayers {
 		return bad("layers", "%d layers, at most %d", len(s.Layers), MaxLayers)
 	}
-	if err := s.NetworkPolicy().Validate(); err != nil {
+	if err := (&NetworkPolicy{s.Network, s.Allow}).Validate(); err != nil {
 		return err
 	}
 	switch s.OOM {
@@ -148,7 +152,10 @@ func (s *Spec) Validate() error {
 	if err := s.Lifetimes.validate(); err != nil {
 		return err
 	}
-	return s.validateMaps()
+	if err := s.validateMaps(); err != nil {
+		return err
+	}
+	return s.validatePhases()
 }
 
 // validName keeps names apart from ids and usable in paths and command lines.
@@ -184,6 +191,9 @@ func (s *Spec) texts() []text {
 		for _, p := range r.Ports {
 			all = append(all, text{"allow", p, MaxWordBytes})
 		}
+	}
+	for i := range s.Phases {
+		all = append(all, s.Phases[i].texts()...)
 	}
 	for _, m := range s.Mounts {
 		all = append(all, text{"mounts", m.Source, MaxPathBytes}, text{"mounts", m.Target, MaxPathBytes})

@@ -18,6 +18,9 @@ func (n *Node) reach(ctx context.Context, what string, id dsec.SandboxID) (*box,
 	if b == nil {
 		return nil, n.goneError(what, id)
 	}
+	if err := b.settled(what); err != nil && b.state().Live() {
+		return nil, err
+	}
 	switch state := b.state(); state {
 	case dsec.Running:
 		b.touch()

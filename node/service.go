@@ -50,6 +50,7 @@ type Sandbox struct {
 	Kept    *Kept              // its disk, packed because it failed; nil: it is not
 	Blame   *dsec.Blame        // what it is blamed on; nil: nothing
 	Network *dsec.NetworkState // nil: as in its spec, never changed
+	Phase   *dsec.PhaseState   // nil: it has none
 }
 
 // Kept says where the disk of a failed sandbox is.
@@ -83,6 +84,10 @@ type Confiner interface {
 	// SetNetwork changes what a running or paused sandbox may reach. When it returns,
 	// what the policy does not open is closed, and connections there are dead.
 	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error)
+	// SetPhase moves a running or paused sandbox to another of its phases, and has it
+	// running. An error after the move has begun leaves it paused and moving: the same
+	// call goes on with it, and nothing but Stop and Delete does anything else.
+	SetPhase(ctx context.Context, id dsec.SandboxID, name, callID string) (Sandbox, error)
 }
 
 // Service is what the node offers to the gateway, before any wire. Errors are

@@ -20,6 +20,7 @@ const (
 	VerbResume     = "resume"
 	VerbRenew      = "renew"
 	VerbSetNetwork = "set_network"
+	VerbSetPhase   = "set_phase"
 	VerbCommit     = "commit"
 	VerbChanges    = "changes"
 	VerbStats      = "stats"

@@ -22,6 +22,7 @@ func Spec(s dsec.Spec) *dsecv1.Spec {
 		p.Layers = append(p.Layers, string(l))
 	}
 	p.Allow = rules(s.Allow)
+	p.Phases = phases(s.Phases)
 	for _, m := range s.Mounts {
 		p.Mounts = append(p.Mounts, &dsecv1.HostMount{Source: m.Source, Target: m.Target})
 	}
@@ -48,6 +49,7 @@ func SpecFrom(p *dsecv1.Spec) dsec.Spec {
 		s.Layers = append(s.Layers, dsec.LayerRef(l))
 	}
 	s.Allow = rulesFrom(p.GetAllow())
+	s.Phases = phasesFrom(p.GetPhases())
 	for _, m := range p.GetMounts() {
 		s.Mounts = append(s.Mounts, dsec.HostMount{Source: m.GetSource(), Target: m.GetTarget()})
 	}

@@ -26,6 +26,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbResume:     unary(s.resume),
 		wire.VerbRenew:      unary(s.renew),
 		wire.VerbSetNetwork: unary(s.setNetwork),
+		wire.VerbSetPhase:   unary(s.setPhase),
 		wire.VerbCommit:     unary(s.commit),
 		wire.VerbChanges:    unary(s.changes),
 		wire.VerbStats:      unary(s.stats),
@@ -62,7 +63,7 @@ func (s *Server) message(sb node.Sandbox) *dsecv1.Sandbox {
 	return &dsecv1.Sandbox{Id: string(sb.ID), Project: sb.Project, Spec: wire.Spec(sb.Spec), State: string(sb.State),
 		Result: wire.Result(sb.Result), Digests: sb.Digests, Created: wire.Stamp(sb.Created),
 		Changed: wire.Stamp(sb.Changed), Expires: wire.Stamp(sb.Expires), Starts: int32(sb.Starts),
-		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept), Blame: wire.Blame(sb.Blame), Network: wire.Network(sb.Network)}
+		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept), Blame: wire.Blame(sb.Blame), Network: wire.Network(sb.Network), Phase: wire.Phase(sb.Phase)}
 }
 
 func kept(k *node.Kept) *dsecv1.Kept {
@@ -171,6 +172,13 @@ func (s *Server) setNetwork(ctx context.Context, who caller, req *dsecv1.SetNetw
 		return s.cfg.Service.SetNetwork(ctx, id, wire.PolicyFrom(req), req.CallId)
 	})
 	return &dsecv1.SetNetworkResponse{Sandbox: sb}, err
+}
+
+func (s *Server) setPhase(ctx context.Context, who caller, req *dsecv1.SetPhaseRequest) (proto.Message, error) {
+	sb, err := s.changed(ctx, who, req.Id, func(id dsec.SandboxID) (node.Sandbox, error) {
+		return s.cfg.Service.SetPhase(ctx, id, req.Name, req.CallId)
+	})
+	return &dsecv1.SetPhaseResponse{Sandbox: sb}, err
 }
 
 func (s *Server) commit(ctx context.Context, who caller, req *dsecv1.CommitRequest) (proto.Message, error) {

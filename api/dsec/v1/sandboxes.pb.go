@@ -44,7 +44,8 @@ type Spec struct {
 	Labels        map[string]string      `protobuf:"bytes,17,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	CallId        string                 `protobuf:"bytes,18,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	RolloutKey    string                 `protobuf:"bytes,19,opt,name=rollout_key,json=rolloutKey,proto3" json:"rollout_key,omitempty"`
-	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"` // of the network mode "allow-list"
+	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"`   // of the network mode "allow-list"
+	Phases        []*Phase               `protobuf:"bytes,40,rep,name=phases,proto3" json:"phases,omitempty"` // it begins in the first; none: the spec holds all its life
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -219,6 +220,223 @@ func (x *Spec) GetAllow() []*NetworkRule {
 	return nil
 }
 
+func (x *Spec) GetPhases() []*Phase {
+	if x != nil {
+		return x.Phases
+	}
+	return nil
+}
+
+// Phase is a stage with rights of its own; docs/formats/phases.md.
+type Phase struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Name             string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Network          *Network               `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"` // absent: the sandbox's own; its generation is not used
+	Users            []string               `protobuf:"bytes,3,rep,name=users,proto3" json:"users,omitempty"`
+	User             string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	DropCapabilities []string               `protobuf:"bytes,5,rep,name=drop_capabilities,json=dropCapabilities,proto3" json:"drop_capabilities,omitempty"`
+	NoNewPrivs       bool                   `protobuf:"varint,6,opt,name=no_new_privs,json=noNewPrivs,proto3" json:"no_new_privs,omitempty"`
+	Writable         []string               `protobuf:"bytes,7,rep,name=writable,proto3" json:"writable,omitempty"`
+	Executables      []string               `protobuf:"bytes,8,rep,name=executables,proto3" json:"executables,omitempty"`
+	Hide             []string               `protobuf:"bytes,9,rep,name=hide,proto3" json:"hide,omitempty"`
+	Reveal           []string               `protobuf:"bytes,10,rep,name=reveal,proto3" json:"reveal,omitempty"`
+	ReadOnly         []string               `protobuf:"bytes,11,rep,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	Limits           *Limits                `protobuf:"bytes,12,opt,name=limits,proto3" json:"limits,omitempty"` // of cpu, memory and pids
+	Back             []string               `protobuf:"bytes,13,rep,name=back,proto3" json:"back,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Phase) Reset() {
+	*x = Phase{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Phase) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Phase) ProtoMessage() {}
+
+func (x *Phase) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Phase.ProtoReflect.Descriptor instead.
+func (*Phase) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Phase) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Phase) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+func (x *Phase) GetUsers() []string {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+func (x *Phase) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Phase) GetDropCapabilities() []string {
+	if x != nil {
+		return x.DropCapabilities
+	}
+	return nil
+}
+
+func (x *Phase) GetNoNewPrivs() bool {
+	if x != nil {
+		return x.NoNewPrivs
+	}
+	return false
+}
+
+func (x *Phase) GetWritable() []string {
+	if x != nil {
+		return x.Writable
+	}
+	return nil
+}
+
+func (x *Phase) GetExecutables() []string {
+	if x != nil {
+		return x.Executables
+	}
+	return nil
+}
+
+func (x *Phase) GetHide() []string {
+	if x != nil {
+		return x.Hide
+	}
+	return nil
+}
+
+func (x *Phase) GetReveal() []string {
+	if x != nil {
+		return x.Reveal
+	}
+	return nil
+}
+
+func (x *Phase) GetReadOnly() []string {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return nil
+}
+
+func (x *Phase) GetLimits() *Limits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *Phase) GetBack() []string {
+	if x != nil {
+		return x.Back
+	}
+	return nil
+}
+
+// PhaseState is the phase in force.
+type PhaseState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // 1 at creation; grows with each move
+	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	Moving        string                 `protobuf:"bytes,4,opt,name=moving,proto3" json:"moving,omitempty"` // a move to it has begun and not ended: nothing runs until it is asked for again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PhaseState) Reset() {
+	*x = PhaseState{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PhaseState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PhaseState) ProtoMessage() {}
+
+func (x *PhaseState) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PhaseState.ProtoReflect.Descriptor instead.
+func (*PhaseState) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PhaseState) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PhaseState) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *PhaseState) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *PhaseState) GetMoving() string {
+	if x != nil {
+		return x.Moving
+	}
+	return ""
+}
+
 // NetworkRule opens something: of a domain, or of addresses.
 type NetworkRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -232,7 +450,7 @@ type NetworkRule struct {
 
 func (x *NetworkRule) Reset() {
 	*x = NetworkRule{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -244,7 +462,7 @@ func (x *NetworkRule) String() string {
 func (*NetworkRule) ProtoMessage() {}
 
 func (x *NetworkRule) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -257,7 +475,7 @@ func (x *NetworkRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkRule.ProtoReflect.Descriptor instead.
 func (*NetworkRule) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{1}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *NetworkRule) GetDomain() string {
@@ -300,7 +518,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -312,7 +530,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -325,7 +543,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{2}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Network) GetMode() string {
@@ -363,7 +581,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -375,7 +593,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -388,7 +606,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Limits) GetCpu() float64 {
@@ -445,7 +663,7 @@ type Lifetimes struct {
 
 func (x *Lifetimes) Reset() {
 	*x = Lifetimes{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -457,7 +675,7 @@ func (x *Lifetimes) String() string {
 func (*Lifetimes) ProtoMessage() {}
 
 func (x *Lifetimes) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -470,7 +688,7 @@ func (x *Lifetimes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lifetimes.ProtoReflect.Descriptor instead.
 func (*Lifetimes) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Lifetimes) GetIdle() float64 {
@@ -511,7 +729,7 @@ type HostMount struct {
 
 func (x *HostMount) Reset() {
 	*x = HostMount{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -523,7 +741,7 @@ func (x *HostMount) String() string {
 func (*HostMount) ProtoMessage() {}
 
 func (x *HostMount) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -536,7 +754,7 @@ func (x *HostMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostMount.ProtoReflect.Descriptor instead.
 func (*HostMount) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HostMount) GetSource() string {
@@ -570,13 +788,14 @@ type Sandbox struct {
 	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"`       // absent: its disk is not kept
 	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"`     // what it is blamed on; absent: nothing
 	Network       *Network               `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"` // absent: as in its spec, never changed
+	Phase         *PhaseState            `protobuf:"bytes,40,opt,name=phase,proto3" json:"phase,omitempty"`     // absent: it has no phases
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -588,7 +807,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -601,7 +820,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Sandbox) GetId() string {
@@ -709,6 +928,13 @@ func (x *Sandbox) GetNetwork() *Network {
 	return nil
 }
 
+func (x *Sandbox) GetPhase() *PhaseState {
+	if x != nil {
+		return x.Phase
+	}
+	return nil
+}
+
 // Blame is what a sandbox is blamed on that is not its doing. It becomes the
 // cause of its end, unless a policy, a preemption or the platform itself ends it:
 // what the sandbox did since then may come of that.
@@ -723,7 +949,7 @@ type Blame struct {
 
 func (x *Blame) Reset() {
 	*x = Blame{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -735,7 +961,7 @@ func (x *Blame) String() string {
 func (*Blame) ProtoMessage() {}
 
 func (x *Blame) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -748,7 +974,7 @@ func (x *Blame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blame.ProtoReflect.Descriptor instead.
 func (*Blame) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Blame) GetCause() string {
@@ -784,7 +1010,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +1022,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +1035,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Kept) GetDigest() string {
@@ -842,7 +1068,7 @@ type CreateRequest struct {
 
 func (x *CreateRequest) Reset() {
 	*x = CreateRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +1080,7 @@ func (x *CreateRequest) String() string {
 func (*CreateRequest) ProtoMessage() {}
 
 func (x *CreateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +1093,7 @@ func (x *CreateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRequest.ProtoReflect.Descriptor instead.
 func (*CreateRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateRequest) GetSpec() *Spec {
@@ -886,7 +1112,7 @@ type CreateResponse struct {
 
 func (x *CreateResponse) Reset() {
 	*x = CreateResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +1124,7 @@ func (x *CreateResponse) String() string {
 func (*CreateResponse) ProtoMessage() {}
 
 func (x *CreateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +1137,7 @@ func (x *CreateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateResponse.ProtoReflect.Descriptor instead.
 func (*CreateResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CreateResponse) GetSandbox() *Sandbox {
@@ -935,7 +1161,7 @@ type CreateManyRequest struct {
 
 func (x *CreateManyRequest) Reset() {
 	*x = CreateManyRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1173,7 @@ func (x *CreateManyRequest) String() string {
 func (*CreateManyRequest) ProtoMessage() {}
 
 func (x *CreateManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1186,7 @@ func (x *CreateManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateManyRequest.ProtoReflect.Descriptor instead.
 func (*CreateManyRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CreateManyRequest) GetSpecs() []*Spec {
@@ -998,7 +1224,7 @@ type CreateManyResponse struct {
 
 func (x *CreateManyResponse) Reset() {
 	*x = CreateManyResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +1236,7 @@ func (x *CreateManyResponse) String() string {
 func (*CreateManyResponse) ProtoMessage() {}
 
 func (x *CreateManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +1249,7 @@ func (x *CreateManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateManyResponse.ProtoReflect.Descriptor instead.
 func (*CreateManyResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateManyResponse) GetIndex() int32 {
@@ -1083,7 +1309,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1321,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1334,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetRequest) GetId() string {
@@ -1127,7 +1353,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1365,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1378,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetResponse) GetSandbox() *Sandbox {
@@ -1177,7 +1403,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1189,7 +1415,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1202,7 +1428,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListRequest) GetStates() []string {
@@ -1265,7 +1491,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1277,7 +1503,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1290,7 +1516,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListResponse) GetSandboxes() []*Sandbox {
@@ -1324,7 +1550,7 @@ type StartRequest struct {
 
 func (x *StartRequest) Reset() {
 	*x = StartRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1336,7 +1562,7 @@ func (x *StartRequest) String() string {
 func (*StartRequest) ProtoMessage() {}
 
 func (x *StartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1349,7 +1575,7 @@ func (x *StartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRequest.ProtoReflect.Descriptor instead.
 func (*StartRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{17}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StartRequest) GetId() string {
@@ -1375,7 +1601,7 @@ type StartResponse struct {
 
 func (x *StartResponse) Reset() {
 	*x = StartResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1613,7 @@ func (x *StartResponse) String() string {
 func (*StartResponse) ProtoMessage() {}
 
 func (x *StartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1626,7 @@ func (x *StartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartResponse.ProtoReflect.Descriptor instead.
 func (*StartResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{18}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StartResponse) GetSandbox() *Sandbox {
@@ -1421,7 +1647,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1659,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1672,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{19}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StopRequest) GetId() string {
@@ -1479,7 +1705,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1717,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1730,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{20}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StopResponse) GetSandbox() *Sandbox {
@@ -1524,7 +1750,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1762,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1775,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{21}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteRequest) GetId() string {
@@ -1575,7 +1801,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1813,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1826,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{22}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteResponse) GetExisted() bool {
@@ -1620,7 +1846,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1858,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1871,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{23}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -1671,7 +1897,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1909,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1922,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{24}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PauseResponse) GetSandbox() *Sandbox {
@@ -1716,7 +1942,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1954,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1967,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{25}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -1767,7 +1993,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +2005,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +2018,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{26}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ResumeResponse) GetSandbox() *Sandbox {
@@ -1813,7 +2039,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1825,7 +2051,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1838,7 +2064,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{27}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RenewRequest) GetId() string {
@@ -1871,7 +2097,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +2109,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +2122,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{28}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RenewResponse) GetSandbox() *Sandbox {
@@ -1918,7 +2144,7 @@ type SetNetworkRequest struct {
 
 func (x *SetNetworkRequest) Reset() {
 	*x = SetNetworkRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +2156,7 @@ func (x *SetNetworkRequest) String() string {
 func (*SetNetworkRequest) ProtoMessage() {}
 
 func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2169,7 @@ func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetNetworkRequest) GetId() string {
@@ -1983,7 +2209,7 @@ type SetNetworkResponse struct {
 
 func (x *SetNetworkResponse) Reset() {
 	*x = SetNetworkResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1995,7 +2221,7 @@ func (x *SetNetworkResponse) String() string {
 func (*SetNetworkResponse) ProtoMessage() {}
 
 func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2008,10 +2234,114 @@ func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*SetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetNetworkResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type SetPhaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	CallId        string                 `protobuf:"bytes,3,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPhaseRequest) Reset() {
+	*x = SetPhaseRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPhaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPhaseRequest) ProtoMessage() {}
+
+func (x *SetPhaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPhaseRequest.ProtoReflect.Descriptor instead.
+func (*SetPhaseRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *SetPhaseRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SetPhaseRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetPhaseRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+type SetPhaseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"` // with the generation that is in force
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPhaseResponse) Reset() {
+	*x = SetPhaseResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPhaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPhaseResponse) ProtoMessage() {}
+
+func (x *SetPhaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPhaseResponse.ProtoReflect.Descriptor instead.
+func (*SetPhaseResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *SetPhaseResponse) GetSandbox() *Sandbox {
 	if x != nil {
 		return x.Sandbox
 	}
@@ -2030,7 +2360,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2372,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2385,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -2102,7 +2432,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2444,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2457,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CommitResponse) GetDigest() string {
@@ -2201,7 +2531,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2213,7 +2543,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2226,7 +2556,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Scrub) GetHistories() bool {
@@ -2287,7 +2617,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2629,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2642,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ScrubReport) GetVersion() int32 {
@@ -2384,7 +2714,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2726,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2739,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Finding) GetPath() string {
@@ -2461,7 +2791,7 @@ type Lineage struct {
 
 func (x *Lineage) Reset() {
 	*x = Lineage{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2803,7 @@ func (x *Lineage) String() string {
 func (*Lineage) ProtoMessage() {}
 
 func (x *Lineage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2816,7 @@ func (x *Lineage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lineage.ProtoReflect.Descriptor instead.
 func (*Lineage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Lineage) GetParents() []string {
@@ -2534,7 +2864,7 @@ type ChangesRequest struct {
 
 func (x *ChangesRequest) Reset() {
 	*x = ChangesRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2876,7 @@ func (x *ChangesRequest) String() string {
 func (*ChangesRequest) ProtoMessage() {}
 
 func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2889,7 @@ func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
 func (*ChangesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ChangesRequest) GetId() string {
@@ -2590,7 +2920,7 @@ type ChangesResponse struct {
 
 func (x *ChangesResponse) Reset() {
 	*x = ChangesResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2932,7 @@ func (x *ChangesResponse) String() string {
 func (*ChangesResponse) ProtoMessage() {}
 
 func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2945,7 @@ func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesResponse.ProtoReflect.Descriptor instead.
 func (*ChangesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ChangesResponse) GetChanges() []*Change {
@@ -2672,7 +3002,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +3014,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +3027,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Change) GetKind() string {
@@ -2737,7 +3067,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +3079,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +3092,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -2792,7 +3122,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2804,7 +3134,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2817,7 +3147,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StatsResponse) GetCpu() float64 {
@@ -2908,7 +3238,7 @@ var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe5\x05\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x06\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -2932,13 +3262,38 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\acall_id\x18\x12 \x01(\tR\x06callId\x12\x1f\n" +
 	"\vrollout_key\x18\x13 \x01(\tR\n" +
 	"rolloutKey\x12*\n" +
-	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x1a6\n" +
+	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12&\n" +
+	"\x06phases\x18( \x03(\v2\x0e.dsec.v1.PhaseR\x06phases\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x84\x03\n" +
+	"\x05Phase\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12*\n" +
+	"\anetwork\x18\x02 \x01(\v2\x10.dsec.v1.NetworkR\anetwork\x12\x14\n" +
+	"\x05users\x18\x03 \x03(\tR\x05users\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x12+\n" +
+	"\x11drop_capabilities\x18\x05 \x03(\tR\x10dropCapabilities\x12 \n" +
+	"\fno_new_privs\x18\x06 \x01(\bR\n" +
+	"noNewPrivs\x12\x1a\n" +
+	"\bwritable\x18\a \x03(\tR\bwritable\x12 \n" +
+	"\vexecutables\x18\b \x03(\tR\vexecutables\x12\x12\n" +
+	"\x04hide\x18\t \x03(\tR\x04hide\x12\x16\n" +
+	"\x06reveal\x18\n" +
+	" \x03(\tR\x06reveal\x12\x1b\n" +
+	"\tread_only\x18\v \x03(\tR\breadOnly\x12'\n" +
+	"\x06limits\x18\f \x01(\v2\x0f.dsec.v1.LimitsR\x06limits\x12\x12\n" +
+	"\x04back\x18\r \x03(\tR\x04back\"\x8a\x01\n" +
+	"\n" +
+	"PhaseState\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06moving\x18\x04 \x01(\tR\x06moving\"k\n" +
 	"\vNetworkRule\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x1a\n" +
@@ -2966,7 +3321,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"keepFailed\";\n" +
 	"\tHostMount\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\x97\x04\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xc2\x04\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12!\n" +
@@ -2983,7 +3338,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x04node\x18\f \x01(\tR\x04node\x12!\n" +
 	"\x04kept\x18\r \x01(\v2\r.dsec.v1.KeptR\x04kept\x12$\n" +
 	"\x05blame\x18\x0e \x01(\v2\x0e.dsec.v1.BlameR\x05blame\x12*\n" +
-	"\anetwork\x18\x0f \x01(\v2\x10.dsec.v1.NetworkR\anetwork\"k\n" +
+	"\anetwork\x18\x0f \x01(\v2\x10.dsec.v1.NetworkR\anetwork\x12)\n" +
+	"\x05phase\x18( \x01(\v2\x13.dsec.v1.PhaseStateR\x05phase\"k\n" +
 	"\x05Blame\x12\x14\n" +
 	"\x05cause\x18\x01 \x01(\tR\x05cause\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
@@ -3064,6 +3420,12 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05allow\x18\x03 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x17\n" +
 	"\acall_id\x18\x04 \x01(\tR\x06callId\"@\n" +
 	"\x12SetNetworkResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"N\n" +
+	"\x0fSetPhaseRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x17\n" +
+	"\acall_id\x18\x03 \x01(\tR\x06callId\">\n" +
+	"\x10SetPhaseResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"p\n" +
 	"\rCommitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
@@ -3143,7 +3505,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x03R\tdiskLimit\x12\x1b\n" +
 	"\toom_kills\x18\v \x01(\x03R\boomKills\x12\x1f\n" +
 	"\vpids_denied\x18\f \x01(\x03R\n" +
-	"pidsDenied2\xc1\x06\n" +
+	"pidsDenied2\x82\a\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -3157,7 +3519,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06Resume\x12\x16.dsec.v1.ResumeRequest\x1a\x17.dsec.v1.ResumeResponse\x126\n" +
 	"\x05Renew\x12\x15.dsec.v1.RenewRequest\x1a\x16.dsec.v1.RenewResponse\x12E\n" +
 	"\n" +
-	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x129\n" +
+	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x12?\n" +
+	"\bSetPhase\x12\x18.dsec.v1.SetPhaseRequest\x1a\x19.dsec.v1.SetPhaseResponse\x129\n" +
 	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x12<\n" +
 	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
 	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
@@ -3174,133 +3537,145 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
-	(*NetworkRule)(nil),           // 1: dsec.v1.NetworkRule
-	(*Network)(nil),               // 2: dsec.v1.Network
-	(*Limits)(nil),                // 3: dsec.v1.Limits
-	(*Lifetimes)(nil),             // 4: dsec.v1.Lifetimes
-	(*HostMount)(nil),             // 5: dsec.v1.HostMount
-	(*Sandbox)(nil),               // 6: dsec.v1.Sandbox
-	(*Blame)(nil),                 // 7: dsec.v1.Blame
-	(*Kept)(nil),                  // 8: dsec.v1.Kept
-	(*CreateRequest)(nil),         // 9: dsec.v1.CreateRequest
-	(*CreateResponse)(nil),        // 10: dsec.v1.CreateResponse
-	(*CreateManyRequest)(nil),     // 11: dsec.v1.CreateManyRequest
-	(*CreateManyResponse)(nil),    // 12: dsec.v1.CreateManyResponse
-	(*GetRequest)(nil),            // 13: dsec.v1.GetRequest
-	(*GetResponse)(nil),           // 14: dsec.v1.GetResponse
-	(*ListRequest)(nil),           // 15: dsec.v1.ListRequest
-	(*ListResponse)(nil),          // 16: dsec.v1.ListResponse
-	(*StartRequest)(nil),          // 17: dsec.v1.StartRequest
-	(*StartResponse)(nil),         // 18: dsec.v1.StartResponse
-	(*StopRequest)(nil),           // 19: dsec.v1.StopRequest
-	(*StopResponse)(nil),          // 20: dsec.v1.StopResponse
-	(*DeleteRequest)(nil),         // 21: dsec.v1.DeleteRequest
-	(*DeleteResponse)(nil),        // 22: dsec.v1.DeleteResponse
-	(*PauseRequest)(nil),          // 23: dsec.v1.PauseRequest
-	(*PauseResponse)(nil),         // 24: dsec.v1.PauseResponse
-	(*ResumeRequest)(nil),         // 25: dsec.v1.ResumeRequest
-	(*ResumeResponse)(nil),        // 26: dsec.v1.ResumeResponse
-	(*RenewRequest)(nil),          // 27: dsec.v1.RenewRequest
-	(*RenewResponse)(nil),         // 28: dsec.v1.RenewResponse
-	(*SetNetworkRequest)(nil),     // 29: dsec.v1.SetNetworkRequest
-	(*SetNetworkResponse)(nil),    // 30: dsec.v1.SetNetworkResponse
-	(*CommitRequest)(nil),         // 31: dsec.v1.CommitRequest
-	(*CommitResponse)(nil),        // 32: dsec.v1.CommitResponse
-	(*Scrub)(nil),                 // 33: dsec.v1.Scrub
-	(*ScrubReport)(nil),           // 34: dsec.v1.ScrubReport
-	(*Finding)(nil),               // 35: dsec.v1.Finding
-	(*Lineage)(nil),               // 36: dsec.v1.Lineage
-	(*ChangesRequest)(nil),        // 37: dsec.v1.ChangesRequest
-	(*ChangesResponse)(nil),       // 38: dsec.v1.ChangesResponse
-	(*Change)(nil),                // 39: dsec.v1.Change
-	(*StatsRequest)(nil),          // 40: dsec.v1.StatsRequest
-	(*StatsResponse)(nil),         // 41: dsec.v1.StatsResponse
-	nil,                           // 42: dsec.v1.Spec.EnvEntry
-	nil,                           // 43: dsec.v1.Spec.LabelsEntry
-	nil,                           // 44: dsec.v1.ListRequest.LabelsEntry
-	(*Result)(nil),                // 45: dsec.v1.Result
-	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
-	(*Step)(nil),                  // 47: dsec.v1.Step
-	(*ErrorDetail)(nil),           // 48: dsec.v1.ErrorDetail
+	(*Phase)(nil),                 // 1: dsec.v1.Phase
+	(*PhaseState)(nil),            // 2: dsec.v1.PhaseState
+	(*NetworkRule)(nil),           // 3: dsec.v1.NetworkRule
+	(*Network)(nil),               // 4: dsec.v1.Network
+	(*Limits)(nil),                // 5: dsec.v1.Limits
+	(*Lifetimes)(nil),             // 6: dsec.v1.Lifetimes
+	(*HostMount)(nil),             // 7: dsec.v1.HostMount
+	(*Sandbox)(nil),               // 8: dsec.v1.Sandbox
+	(*Blame)(nil),                 // 9: dsec.v1.Blame
+	(*Kept)(nil),                  // 10: dsec.v1.Kept
+	(*CreateRequest)(nil),         // 11: dsec.v1.CreateRequest
+	(*CreateResponse)(nil),        // 12: dsec.v1.CreateResponse
+	(*CreateManyRequest)(nil),     // 13: dsec.v1.CreateManyRequest
+	(*CreateManyResponse)(nil),    // 14: dsec.v1.CreateManyResponse
+	(*GetRequest)(nil),            // 15: dsec.v1.GetRequest
+	(*GetResponse)(nil),           // 16: dsec.v1.GetResponse
+	(*ListRequest)(nil),           // 17: dsec.v1.ListRequest
+	(*ListResponse)(nil),          // 18: dsec.v1.ListResponse
+	(*StartRequest)(nil),          // 19: dsec.v1.StartRequest
+	(*StartResponse)(nil),         // 20: dsec.v1.StartResponse
+	(*StopRequest)(nil),           // 21: dsec.v1.StopRequest
+	(*StopResponse)(nil),          // 22: dsec.v1.StopResponse
+	(*DeleteRequest)(nil),         // 23: dsec.v1.DeleteRequest
+	(*DeleteResponse)(nil),        // 24: dsec.v1.DeleteResponse
+	(*PauseRequest)(nil),          // 25: dsec.v1.PauseRequest
+	(*PauseResponse)(nil),         // 26: dsec.v1.PauseResponse
+	(*ResumeRequest)(nil),         // 27: dsec.v1.ResumeRequest
+	(*ResumeResponse)(nil),        // 28: dsec.v1.ResumeResponse
+	(*RenewRequest)(nil),          // 29: dsec.v1.RenewRequest
+	(*RenewResponse)(nil),         // 30: dsec.v1.RenewResponse
+	(*SetNetworkRequest)(nil),     // 31: dsec.v1.SetNetworkRequest
+	(*SetNetworkResponse)(nil),    // 32: dsec.v1.SetNetworkResponse
+	(*SetPhaseRequest)(nil),       // 33: dsec.v1.SetPhaseRequest
+	(*SetPhaseResponse)(nil),      // 34: dsec.v1.SetPhaseResponse
+	(*CommitRequest)(nil),         // 35: dsec.v1.CommitRequest
+	(*CommitResponse)(nil),        // 36: dsec.v1.CommitResponse
+	(*Scrub)(nil),                 // 37: dsec.v1.Scrub
+	(*ScrubReport)(nil),           // 38: dsec.v1.ScrubReport
+	(*Finding)(nil),               // 39: dsec.v1.Finding
+	(*Lineage)(nil),               // 40: dsec.v1.Lineage
+	(*ChangesRequest)(nil),        // 41: dsec.v1.ChangesRequest
+	(*ChangesResponse)(nil),       // 42: dsec.v1.ChangesResponse
+	(*Change)(nil),                // 43: dsec.v1.Change
+	(*StatsRequest)(nil),          // 44: dsec.v1.StatsRequest
+	(*StatsResponse)(nil),         // 45: dsec.v1.StatsResponse
+	nil,                           // 46: dsec.v1.Spec.EnvEntry
+	nil,                           // 47: dsec.v1.Spec.LabelsEntry
+	nil,                           // 48: dsec.v1.ListRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*Result)(nil),                // 50: dsec.v1.Result
+	(*Step)(nil),                  // 51: dsec.v1.Step
+	(*ErrorDetail)(nil),           // 52: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	42, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
-	3,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
-	4,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
-	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	43, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
-	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
-	1,  // 6: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
-	0,  // 7: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	45, // 8: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	46, // 9: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	46, // 10: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	46, // 11: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	47, // 12: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
-	8,  // 13: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
-	7,  // 14: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
-	2,  // 15: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
-	46, // 16: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	46, // 17: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
-	0,  // 18: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
-	6,  // 19: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
-	0,  // 20: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
-	6,  // 21: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	48, // 22: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
-	6,  // 23: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	44, // 24: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
-	6,  // 25: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	6,  // 26: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 27: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 28: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 29: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 30: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	1,  // 31: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
-	6,  // 32: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
-	33, // 33: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	36, // 34: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	34, // 35: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	33, // 36: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	35, // 37: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	35, // 38: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	46, // 39: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	39, // 40: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	9,  // 41: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	11, // 42: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	13, // 43: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	15, // 44: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	17, // 45: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	19, // 46: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	21, // 47: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	23, // 48: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	25, // 49: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	27, // 50: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	29, // 51: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	31, // 52: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	37, // 53: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	40, // 54: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	10, // 55: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	12, // 56: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	14, // 57: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	16, // 58: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	18, // 59: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	20, // 60: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	22, // 61: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	24, // 62: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	26, // 63: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	28, // 64: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	30, // 65: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	32, // 66: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	38, // 67: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	41, // 68: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	55, // [55:69] is the sub-list for method output_type
-	41, // [41:55] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	46, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	5,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
+	6,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
+	7,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
+	47, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	3,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
+	1,  // 6: dsec.v1.Spec.phases:type_name -> dsec.v1.Phase
+	4,  // 7: dsec.v1.Phase.network:type_name -> dsec.v1.Network
+	5,  // 8: dsec.v1.Phase.limits:type_name -> dsec.v1.Limits
+	49, // 9: dsec.v1.PhaseState.since:type_name -> google.protobuf.Timestamp
+	3,  // 10: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
+	0,  // 11: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
+	50, // 12: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	49, // 13: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	49, // 14: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	49, // 15: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	51, // 16: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	10, // 17: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
+	9,  // 18: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
+	4,  // 19: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
+	2,  // 20: dsec.v1.Sandbox.phase:type_name -> dsec.v1.PhaseState
+	49, // 21: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	49, // 22: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	0,  // 23: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
+	8,  // 24: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
+	0,  // 25: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
+	8,  // 26: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
+	52, // 27: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	8,  // 28: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
+	48, // 29: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	8,  // 30: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	8,  // 31: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 32: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 33: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 34: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 35: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	3,  // 36: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
+	8,  // 37: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 38: dsec.v1.SetPhaseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	37, // 39: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	40, // 40: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	38, // 41: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	37, // 42: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	39, // 43: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	39, // 44: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	49, // 45: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	43, // 46: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	11, // 47: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	13, // 48: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	15, // 49: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	17, // 50: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	19, // 51: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	21, // 52: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	23, // 53: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	25, // 54: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	27, // 55: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	29, // 56: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	31, // 57: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	33, // 58: dsec.v1.Sandboxes.SetPhase:input_type -> dsec.v1.SetPhaseRequest
+	35, // 59: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	41, // 60: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	44, // 61: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	12, // 62: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	14, // 63: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	16, // 64: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	18, // 65: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	20, // 66: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	22, // 67: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	24, // 68: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	26, // 69: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	28, // 70: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	30, // 71: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	32, // 72: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	34, // 73: dsec.v1.Sandboxes.SetPhase:output_type -> dsec.v1.SetPhaseResponse
+	36, // 74: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	42, // 75: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	45, // 76: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	62, // [62:77] is the sub-list for method output_type
+	47, // [47:62] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -3309,7 +3684,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 		return
 	}
 	file_dsec_v1_common_proto_init()
-	file_dsec_v1_sandboxes_proto_msgTypes[12].OneofWrappers = []any{
+	file_dsec_v1_sandboxes_proto_msgTypes[14].OneofWrappers = []any{
 		(*CreateManyResponse_Sandbox)(nil),
 		(*CreateManyResponse_Error)(nil),
 	}
@@ -3319,7 +3694,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

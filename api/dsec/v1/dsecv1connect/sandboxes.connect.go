@@ -55,6 +55,8 @@ const (
 	SandboxesRenewProcedure = "/dsec.v1.Sandboxes/Renew"
 	// SandboxesSetNetworkProcedure is the fully-qualified name of the Sandboxes's SetNetwork RPC.
 	SandboxesSetNetworkProcedure = "/dsec.v1.Sandboxes/SetNetwork"
+	// SandboxesSetPhaseProcedure is the fully-qualified name of the Sandboxes's SetPhase RPC.
+	SandboxesSetPhaseProcedure = "/dsec.v1.Sandboxes/SetPhase"
 	// SandboxesCommitProcedure is the fully-qualified name of the Sandboxes's Commit RPC.
 	SandboxesCommitProcedure = "/dsec.v1.Sandboxes/Commit"
 	// SandboxesChangesProcedure is the fully-qualified name of the Sandboxes's Changes RPC.
@@ -85,6 +87,10 @@ type SandboxesClient interface {
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
 	// new policy does not open is closed, and connections there are dead.
 	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error)
+	// SetPhase moves a sandbox to another of its phases: everything that runs in it is
+	// killed, then the files, network and limits of the phase hold, and what is started
+	// from then on has its rights.
+	SetPhase(context.Context, *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
 	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
@@ -171,6 +177,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("SetNetwork")),
 			connect.WithClientOptions(opts...),
 		),
+		setPhase: connect.NewClient[v1.SetPhaseRequest, v1.SetPhaseResponse](
+			httpClient,
+			baseURL+SandboxesSetPhaseProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("SetPhase")),
+			connect.WithClientOptions(opts...),
+		),
 		commit: connect.NewClient[v1.CommitRequest, v1.CommitResponse](
 			httpClient,
 			baseURL+SandboxesCommitProcedure,
@@ -205,6 +217,7 @@ type sandboxesClient struct {
 	resume     *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
 	renew      *connect.Client[v1.RenewRequest, v1.RenewResponse]
 	setNetwork *connect.Client[v1.SetNetworkRequest, v1.SetNetworkResponse]
+	setPhase   *connect.Client[v1.SetPhaseRequest, v1.SetPhaseResponse]
 	commit     *connect.Client[v1.CommitRequest, v1.CommitResponse]
 	changes    *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
 	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
@@ -305,6 +318,15 @@ func (c *sandboxesClient) SetNetwork(ctx context.Context, req *v1.SetNetworkRequ
 	return nil, err
 }
 
+// SetPhase calls dsec.v1.Sandboxes.SetPhase.
+func (c *sandboxesClient) SetPhase(ctx context.Context, req *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error) {
+	response, err := c.setPhase.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Commit calls dsec.v1.Sandboxes.Commit.
 func (c *sandboxesClient) Commit(ctx context.Context, req *v1.CommitRequest) (*v1.CommitResponse, error) {
 	response, err := c.commit.CallUnary(ctx, connect.NewRequest(req))
@@ -354,6 +376,10 @@ type SandboxesHandler interface {
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
 	// new policy does not open is closed, and connections there are dead.
 	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error)
+	// SetPhase moves a sandbox to another of its phases: everything that runs in it is
+	// killed, then the files, network and limits of the phase hold, and what is started
+	// from then on has its rights.
+	SetPhase(context.Context, *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
 	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
@@ -436,6 +462,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("SetNetwork")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesSetPhaseHandler := connect.NewUnaryHandlerSimple(
+		SandboxesSetPhaseProcedure,
+		svc.SetPhase,
+		connect.WithSchema(sandboxesMethods.ByName("SetPhase")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesCommitHandler := connect.NewUnaryHandlerSimple(
 		SandboxesCommitProcedure,
 		svc.Commit,
@@ -478,6 +510,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesRenewHandler.ServeHTTP(w, r)
 		case SandboxesSetNetworkProcedure:
 			sandboxesSetNetworkHandler.ServeHTTP(w, r)
+		case SandboxesSetPhaseProcedure:
+			sandboxesSetPhaseHandler.ServeHTTP(w, r)
 		case SandboxesCommitProcedure:
 			sandboxesCommitHandler.ServeHTTP(w, r)
 		case SandboxesChangesProcedure:
@@ -535,6 +569,10 @@ func (UnimplementedSandboxesHandler) Renew(context.Context, *v1.RenewRequest) (*
 
 func (UnimplementedSandboxesHandler) SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.SetNetwork is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) SetPhase(context.Context, *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.SetPhase is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error) {
