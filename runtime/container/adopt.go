@@ -121,7 +121,7 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 		r.end(sb, r.initEnd(sb, info.Signal))
 		return nil
 	}
-	if r.cfg.Network != nil && hasNetwork(sb.rec.Request.Spec.Network) {
+	if r.cfg.Network != nil && sb.rec.Request.Spec.HasLink() {
 		if err := r.cfg.Network.Restore(ctx, sb.id, sb.rec.policy()); err != nil { // what is in force stays so
 			r.log.Warn("names of a running sandbox cannot be asked for", "sandbox", id, "err", err)
 		}
@@ -134,6 +134,9 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 			return err
 		}
 		info.Held = false
+	}
+	if err := r.adoptPhase(ctx, sb, g); err != nil {
+		return err
 	}
 	if sb.paused, err = g.Frozen(); err != nil {
 		return err

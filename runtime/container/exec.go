@@ -27,6 +27,11 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	if err != nil {
 		return nil, err
 	}
+	done, err := sb.beginStart(ctx, op)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	if sb.isPaused() {
 		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
 	}
@@ -68,8 +73,12 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	}
 	req := sb.record().Request
 	spec, image := req.Spec, req.Layers.Config
-	who, err := r.identify(ctx, sb, first(s.User, spec.User, image.User))
+	rights := sb.record().rights()
+	who, err := r.identify(ctx, sb, first(s.User, rights.User, spec.User, image.User))
 	if err != nil {
+		return nil, err
+	}
+	if err := rights.allow(sb, who); err != nil {
 		return nil, err
 	}
 	profile, err := r.profile(spec.Profile)
@@ -83,8 +92,9 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 		Env: environment(who, s.PTY != nil, locale, image.Env, spec.Env, s.Env),
 		Cwd: first(s.Cwd, spec.Workdir, path.Join("/", image.Workdir)),
 		UID: who.uid, GID: who.gid, Groups: who.groups,
-		Caps: capsFor(who.uid, confine.Capabilities(profile)), NoNewPrivs: spec.NoNewPrivs,
-		Seccomp: r.programs[profile], OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
+		Caps: capsFor(who.uid, confine.Capabilities(profile)&^rights.dropped), NoNewPrivs: spec.NoNewPrivs || rights.NoNewPrivs,
+		Landlock: rights.landlock(),
+		Seccomp:  r.programs[profile], OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
 	e.Rlimits = r.rlimits
 	r.capOutput(ctx, sb, &e.Spec)
 	return r.hold.Exec(ctx, e)
