@@ -92,6 +92,9 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[stri
 
 // complete reports whether the creation had come to its end.
 func (r *Runtime) complete(rec *record, info hold.SandboxInfo) bool {
+	if len(rec.Request.Spec.Phases) > 0 && rec.Settled != rec.Starts {
+		return false
+	}
 	if len(rec.Request.Spec.Command) == 0 {
 		return true
 	}

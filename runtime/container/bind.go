@@ -57,7 +57,10 @@ func (b *build) bind(ctx context.Context) error {
 	if err := b.r.keepRoot(ctx, b.sb); err != nil {
 		return err
 	}
-	return b.r.rebind(ctx, b.sb, b.rec.Request.Spec.Phases[i].ReadOnly)
+	if err := b.r.rebind(ctx, b.sb, b.rec.Request.Spec.Phases[i].ReadOnly); err != nil {
+		return err
+	}
+	return b.rerecord(func(rec *record) { rec.Settled = rec.Starts })
 }
 
 // unbind removes what was mounted on paths.

@@ -36,6 +36,8 @@ type record struct {
 	Phase  string   `json:"phase,omitempty"`
 	Moving string   `json:"moving,omitempty"`
 	Bound  []string `json:"bound,omitempty"`
+	// Settled is Starts when the phase had come into force, before anything ran.
+	Settled int `json:"settled,omitempty"`
 	// Users are the uids that phases name, as the layers had them.
 	Users map[string]uint32 `json:"users,omitempty"`
 

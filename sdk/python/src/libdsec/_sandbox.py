@@ -15,6 +15,7 @@ from ._transport import new_key
 from ._wire import Json
 from .errors import DsecError, NotFound, SandboxGone, Timeout
 from .network import NetworkRule, rules
+from .phases import PhaseState
 from .types import (Artifact, Diff, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
                     parse_size)
 
@@ -286,6 +287,22 @@ class AsyncSandbox:
         ``IllegalState`` for a sandbox that was made without a network.
         """
         return await self._change("SetNetwork", network=mode, allow=rules(allow))
+
+    async def set_phase(self, name: str) -> SandboxInfo:
+        """Moves it to another of the phases it was made with, forwards or where the phase says ``back``.
+
+        When it returns, everything that ran has been killed, and files, network, limits and
+        rights of the phase are in force; ``phase`` has its generation. The phase it is in
+        changes nothing. Raises ``IllegalState`` where there is no way to it, ``Invalid`` for
+        an unknown one. After any other error it stands still between the two
+        (``phase.moving``) until the same call succeeds, which the node also tries itself.
+        """
+        return await self._change("SetPhase", timeout=600.0, name=name)
+
+    @property
+    def phase(self) -> PhaseState | None:
+        """The phase it was in when it was last heard of (``refresh``); None: it has none."""
+        return self.info.phase
 
     async def delete(self) -> bool:
         """Removes everything but the record. False if it was deleted before."""

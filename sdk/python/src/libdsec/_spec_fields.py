@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Mapping, Sequence, TypedDict
 
 from .network import NetworkRule
+from .phases import Phase
 from .types import Keep, Size
 
 
@@ -29,6 +30,7 @@ class SpecFields(TypedDict, total=False):
     lifetime: float
     retention: float
     on_failure: Keep | None
+    phases: Sequence[Phase]
     profile: str
     no_new_privs: bool
     oom: str

@@ -23,6 +23,7 @@ from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
 from .network import NetworkRule
+from .phases import PhaseState
 from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
                     Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
@@ -289,6 +290,22 @@ class Sandbox:
         ``IllegalState`` for a sandbox that was made without a network.
         """
         return self._portal.run(self._core.set_network(mode, allow))
+
+    def set_phase(self, name: str) -> SandboxInfo:
+        """Moves it to another of the phases it was made with, forwards or where the phase says ``back``.
+
+        When it returns, everything that ran has been killed, and files, network, limits and
+        rights of the phase are in force; ``phase`` has its generation. The phase it is in
+        changes nothing. Raises ``IllegalState`` where there is no way to it, ``Invalid`` for
+        an unknown one. After any other error it stands still between the two
+        (``phase.moving``) until the same call succeeds, which the node also tries itself.
+        """
+        return self._portal.run(self._core.set_phase(name))
+
+    @property
+    def phase(self) -> PhaseState | None:
+        """The phase it was in when it was last heard of (``refresh``); None: it has none."""
+        return self._core.phase
 
     def delete(self) -> bool:
         """Removes everything but the record. False if it was deleted before."""
