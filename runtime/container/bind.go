@@ -51,9 +51,6 @@ func (r *Runtime) keepRoot(ctx context.Context, sb *sandbox) error {
 // bind makes the read-only paths of the phase so, in a sandbox in which nothing runs.
 func (b *build) bind(ctx context.Context) error {
 	i := b.rec.phase()
-	if i < 0 {
-		return nil
-	}
 	if err := b.r.keepRoot(ctx, b.sb); err != nil {
 		return err
 	}

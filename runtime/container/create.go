@@ -245,7 +245,11 @@ func (b *build) prepareDir() error {
 // running sandbox.
 func (b *build) begin() []lifecycle.Step {
 	id := string(b.sb.id)
-	return []lifecycle.Step{
+	last := []lifecycle.Step{{Name: "main", Do: b.main}}
+	if b.rec.phase() >= 0 {
+		last = append([]lifecycle.Step{{Name: "phase", Do: b.bind}}, last...)
+	}
+	return append([]lifecycle.Step{
 		{Name: "cgroup", Do: b.cgroup, Undo: func(ctx context.Context) error {
 			b.sb.mu.Lock()
 			b.sb.group = nil
@@ -270,9 +274,7 @@ func (b *build) begin() []lifecycle.Step {
 			return b.takeRoom(ctx)
 		}},
 		{Name: "enter", Do: b.enter, Undo: func(context.Context) error { b.sb.closeRoot(); return nil }},
-		{Name: "phase", Do: b.bind},
-		{Name: "main", Do: b.main},
-	}
+	}, last...)
 }
 
 func (b *build) cgroup(context.Context) (err error) {

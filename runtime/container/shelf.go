@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -44,10 +45,29 @@ const (
 
 // shelved is the note of a hidden path.
 type shelved struct {
-	Format   int                 `json:"format"`
-	Path     string              `json:"path"`
-	Pristine bool                `json:"pristine,omitempty"` // it is in the layers as it was
-	Links    map[string][]string `json:"links,omitempty"`    // names below the path's directory, and others of the same files, which are hidden too
+	Format   int      `json:"format"`
+	Path     string   `json:"path"`
+	Pristine bool     `json:"pristine,omitempty"` // it is in the layers as it was
+	Links    []linked `json:"links,omitempty"`
+}
+
+// linked is a hidden file that has names elsewhere, which are hidden too. They are
+// bytes: who made them may not know of UTF-8.
+type linked struct {
+	Name   []byte   `json:"name"`   // below the directory that the path is in
+	Others [][]byte `json:"others"` // below the root
+}
+
+// linksOf puts the answer of tree.Names into an order.
+func linksOf(names map[string][]string) (out []linked) {
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		l := linked{Name: []byte(name)}
+		for _, o := range names[name] {
+			l.Others = append(l.Others, []byte(o))
+		}
+		out = append(out, l)
+	}
+	return out
 }
 
 func shelfKey(p string) string {
@@ -149,9 +169,9 @@ func (s *shelf) hide(ctx context.Context, p string) error {
 			return err
 		}
 	}
-	for _, others := range note.Links {
-		for _, o := range others {
-			if err := s.removeFile(o); err != nil {
+	for _, l := range note.Links {
+		for _, o := range l.Others {
+			if err := s.removeFile(string(o)); err != nil {
 				return err
 			}
 		}
@@ -181,9 +201,11 @@ func (s *shelf) put(key, p string, at tree.Place) (*shelved, error) {
 	}
 	defer temp.Close()
 	if at.Dir != nil {
-		if n.Links, err = s.otherNames(at); err != nil {
+		names, err := s.otherNames(at)
+		if err != nil {
 			return nil, err
 		}
+		n.Links = linksOf(names)
 		err = tree.Copy(at, tree.Place{Dir: temp, Name: shelfTree})
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return nil, err
@@ -357,9 +379,9 @@ func (s *shelf) restore(ctx context.Context, p string, from tree.Place, note *sh
 	if err := tree.Copy(from, to); err != nil {
 		return err
 	}
-	for first, others := range note.Links {
-		for _, o := range others {
-			if err := s.relink(dir, rebase(first, to.Name), o); err != nil {
+	for _, l := range note.Links {
+		for _, o := range l.Others {
+			if err := s.relink(dir, rebase(string(l.Name), to.Name), string(o)); err != nil {
 				return err
 			}
 		}

@@ -92,7 +92,7 @@ func (b *build) findHidden(s *shelf, hidden []string) (covers []cover, err error
 		if err != nil {
 			return nil, shelfError("hide", p, err)
 		}
-		err = s.end(shelfKey(p), temp, &shelved{Format: noteFormat, Path: p, Pristine: true, Links: links})
+		err = s.end(shelfKey(p), temp, &shelved{Format: noteFormat, Path: p, Pristine: true, Links: linksOf(links)})
 		temp.Close()
 		if err != nil {
 			return nil, shelfError("hide", p, err)

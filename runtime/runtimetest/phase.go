@@ -27,6 +27,10 @@ func (f *Fake) SetPhase(ctx context.Context, id dsec.SandboxID, name string) (m 
 		if !b.isRunning() || i < 0 {
 			return dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is not running, or has no such phase")
 		}
+		if b.isIn(i) { // done, and not told
+			b.clock.set(false)
+			return nil
+		}
 		b.setMoving(name)
 		m.Killed = b.killAll()
 		b.clock.set(true)
@@ -34,20 +38,30 @@ func (f *Fake) SetPhase(ctx context.Context, id dsec.SandboxID, name string) (m 
 			return err
 		}
 		b.fs.hide(b.req.Spec.HiddenIn(i))
-		b.setMoving("")
-		b.mu.Lock()
-		if b.phase != i && b.req.Spec.PhasesNetwork() {
-			b.network++
-		}
-		b.phase = i
-		if b.req.Spec.PhasesNetwork() {
-			m.Network = b.network
-		}
-		b.mu.Unlock()
+		m.Network = b.arrive(i)
 		b.clock.set(false)
 		return nil
 	})
 	return m, err
+}
+
+// isIn says that it is in the i-th phase and on its way to none.
+func (b *box) isIn(i int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.moving == "" && b.phase == i
+}
+
+// arrive ends a move and returns the generation of the network, if phases have one.
+func (b *box) arrive(i int) uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.phase, b.moving = i, ""
+	if !b.req.Spec.PhasesNetwork() {
+		return 0
+	}
+	b.network++
+	return b.network
 }
 
 func (b *box) setMoving(to string) {
