@@ -27,6 +27,8 @@ type Phase struct {
 	Reveal   []string `json:"reveal,omitempty"`    // not there in any phase before this one
 	ReadOnly []string `json:"read_only,omitempty"` // neither changed nor moved
 
+	EndServices bool `json:"end_services,omitempty"` // a move to it ends services, too
+
 	Limits PhaseLimits `json:"limits"`
 	Back   []string    `json:"back,omitempty"` // earlier phases it may go back to
 }

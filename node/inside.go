@@ -86,6 +86,9 @@ func (n *Node) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (pro
 	if !ok {
 		return nil, b.unsupported("exec")
 	}
+	if s.Service && b.phase() == nil {
+		return nil, dsec.Errorf(dsec.IllegalState, "exec", string(id), "a service is of a sandbox with phases, and it was made without")
+	}
 	if s.ID == "" {
 		s.ID = dsec.Random(16)
 	}

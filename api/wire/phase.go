@@ -8,7 +8,7 @@ import (
 func phases(all []dsec.Phase) (out []*dsecv1.Phase) {
 	for _, p := range all {
 		q := &dsecv1.Phase{Name: p.Name, Users: p.Users, User: p.User, DropCapabilities: p.DropCapabilities, NoNewPrivs: p.NoNewPrivs,
-			Writable: p.Writable, Executables: p.Executables, Hide: p.Hide, Reveal: p.Reveal, ReadOnly: p.ReadOnly, Back: p.Back}
+			Writable: p.Writable, Executables: p.Executables, Hide: p.Hide, Reveal: p.Reveal, ReadOnly: p.ReadOnly, Back: p.Back, EndServices: p.EndServices}
 		if p.Network != nil {
 			q.Network = &dsecv1.Network{Mode: string(p.Network.Mode), Allow: rules(p.Network.Allow)}
 		}
@@ -24,7 +24,7 @@ func phasesFrom(all []*dsecv1.Phase) (out []dsec.Phase) {
 	for _, p := range all {
 		q := dsec.Phase{Name: p.GetName(), Users: p.GetUsers(), User: p.GetUser(), DropCapabilities: p.GetDropCapabilities(),
 			NoNewPrivs: p.GetNoNewPrivs(), Writable: p.GetWritable(), Executables: p.GetExecutables(), Hide: p.GetHide(),
-			Reveal: p.GetReveal(), ReadOnly: p.GetReadOnly(), Back: p.GetBack(),
+			Reveal: p.GetReveal(), ReadOnly: p.GetReadOnly(), Back: p.GetBack(), EndServices: p.GetEndServices(),
 			Limits: dsec.PhaseLimits{CPU: p.GetLimits().GetCpu(), Memory: p.GetLimits().GetMemory(), Pids: p.GetLimits().GetPids()}}
 		if n := p.GetNetwork(); n != nil {
 			q.Network = &dsec.NetworkPolicy{Mode: dsec.NetworkMode(n.GetMode()), Allow: rulesFrom(n.GetAllow())}

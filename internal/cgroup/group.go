@@ -184,13 +184,13 @@ func (r *Root) handles(path string, g *Group) (*Handles, error) {
 	return h, nil
 }
 
-// KillChildren sends SIGKILL to every process of every child, frozen ones too, until
-// none is left in any. What lives in the group itself is not touched.
-func (g *Group) KillChildren(ctx context.Context) error {
-	return g.wrap("kill children of control group", g.killChildren(ctx))
+// KillChildren sends SIGKILL to every process of every child but those to keep, frozen
+// ones too, until none is left in any. What lives in the group itself is not touched.
+func (g *Group) KillChildren(ctx context.Context, keep func(name string) bool) error {
+	return g.wrap("kill children of control group", g.killChildren(ctx, keep))
 }
 
-func (g *Group) killChildren(ctx context.Context) error {
+func (g *Group) killChildren(ctx context.Context, keep func(name string) bool) error {
 	for wait := 50 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) { // who started a command removes its group, and then there is no event
 		names, err := g.Children()
 		if err != nil {
@@ -198,6 +198,9 @@ func (g *Group) killChildren(ctx context.Context) error {
 		}
 		alive := false
 		for _, n := range names {
+			if keep(n) {
+				continue
+			}
 			c := g.child(n)
 			there, err := c.event("populated")
 			if gone(err) || err == nil && there == 0 {
@@ -224,10 +227,13 @@ func (g *Group) child(name string) *member {
 	return &member{root: g.root, group: g, name: name, path: g.name + "/" + name}
 }
 
-// InChildren counts the processes of all children.
-func (g *Group) InChildren() (n int, err error) {
+// InChildren counts the processes of all children but those to leave out.
+func (g *Group) InChildren(without func(name string) bool) (n int, err error) {
 	names, err := g.Children()
 	for _, c := range names {
+		if without(c) {
+			continue
+		}
 		text, err := g.root.unified.read(g.child(c).path + "/cgroup.procs")
 		if err != nil && !gone(err) {
 			return n, g.wrap("count in control group", err)

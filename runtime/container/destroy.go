@@ -182,7 +182,7 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 		}
 	}
 	rec := *sb.record()
-	rec.Stopped, rec.Begun, rec.Starts, rec.Bound = false, time.Now().UTC(), rec.Starts+1, nil
+	rec.Stopped, rec.Begun, rec.Starts, rec.Bound, rec.Services = false, time.Now().UTC(), rec.Starts+1, nil, nil
 	rec.arrive() // a start finishes a move
 	b := &build{r: r, sb: sb, rec: &rec}
 	defer b.close()

@@ -27,6 +27,14 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	if err != nil {
 		return nil, err
 	}
+	if s.ID == "" {
+		s.ID = dsec.Random(20)
+	}
+	if s.Service {
+		if err := r.noteService(ctx, sb, s.ID); err != nil {
+			return nil, err
+		}
+	}
 	done, err := sb.beginStart(ctx, op)
 	if err != nil {
 		return nil, err
@@ -34,9 +42,6 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	defer done()
 	if sb.isPaused() {
 		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
-	}
-	if s.ID == "" {
-		s.ID = dsec.Random(20)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, dsec.E(dsec.ClassOf(err), op, string(id), context.Cause(ctx))
@@ -73,7 +78,10 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	}
 	req := sb.record().Request
 	spec, image := req.Spec, req.Layers.Config
-	rights := sb.record().rights()
+	rights, err := sb.record().rightsOf(sb, s)
+	if err != nil {
+		return nil, err
+	}
 	who, err := r.identify(ctx, sb, first(s.User, rights.User, spec.User, image.User))
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/cgroup"
@@ -28,6 +29,9 @@ func (r *record) arrive() {
 		return
 	}
 	r.Phase, r.Moving = r.Moving, ""
+	if i := r.phase(); i >= 0 && r.Request.Spec.Phases[i].EndServices {
+		r.Services = nil
+	}
 	if s := &r.Request.Spec; s.PhasesNetwork() {
 		p := s.PolicyIn(r.phase())
 		r.Network = &p
@@ -120,7 +124,7 @@ func (r *Runtime) move(ctx context.Context, sb *sandbox) (m runtime.Moved, err e
 	g, to := sb.group, *sb.rec
 	sb.mu.Unlock()
 	to.arrive()
-	if m.Killed, err = r.killAll(ctx, sb, g); err != nil {
+	if m.Killed, err = r.killAll(ctx, sb, g, to.isService); err != nil {
 		return m, err
 	}
 	if err := failpoint.Hit(ctx, "container.phase.killed"); err != nil {
@@ -158,10 +162,14 @@ func (r *Runtime) leaveMove(ctx context.Context, sb *sandbox) error {
 	return nil
 }
 
-// killAll freezes the sandbox and ends everything in it but its PID 1, which runs no
-// program of anybody's. A frozen process dies without running again.
-func (r *Runtime) killAll(ctx context.Context, sb *sandbox, g *cgroup.Group) (int, error) {
+// killAll freezes the sandbox and ends everything in it but services, and its PID 1,
+// which runs no program of anybody's. A frozen process dies without running again.
+func (r *Runtime) killAll(ctx context.Context, sb *sandbox, g *cgroup.Group, keep func(exec string) bool) (int, error) {
 	sb.closeServices()
+	if err := r.hold.HoldClock(ctx, string(sb.id), true); err != nil { // of services
+		return 0, err
+	}
+	kept := func(group string) bool { return keep(strings.TrimPrefix(group, "exec-")) }
 	fctx, cancel := context.WithTimeout(ctx, freezeWithin)
 	defer cancel()
 	// One that does not stand still in time is killed as it is: it is in the kernel,
@@ -170,7 +178,7 @@ func (r *Runtime) killAll(ctx context.Context, sb *sandbox, g *cgroup.Group) (in
 	sb.mu.Lock()
 	sb.paused = true
 	sb.mu.Unlock()
-	n, err := g.InChildren()
+	n, err := g.InChildren(kept)
 	if err != nil {
 		return n, err
 	}
@@ -183,7 +191,7 @@ func (r *Runtime) killAll(ctx context.Context, sb *sandbox, g *cgroup.Group) (in
 			continue
 		}
 		for _, e := range s.Execs {
-			if e.Ended {
+			if e.Ended || keep(e.Spec.ID) {
 				continue
 			}
 			if err := r.killOne(ctx, sb, e.Spec.ID); err != nil {
@@ -191,7 +199,7 @@ func (r *Runtime) killAll(ctx context.Context, sb *sandbox, g *cgroup.Group) (in
 			}
 		}
 	}
-	if err := g.KillChildren(ctx); err != nil {
+	if err := g.KillChildren(ctx, kept); err != nil {
 		return n, errors.Join(err, froze)
 	}
 	if froze != nil { // what kept it from standing still is gone

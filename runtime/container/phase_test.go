@@ -272,6 +272,41 @@ func TestCommandsHaveTheRightsOfTheirPhase(t *testing.T) {
 	}
 }
 
+func TestServicesCannotBeReachedByThoseWhoComeLater(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t, phases(t, dsec.Phase{Name: "setup"}, dsec.Phase{Name: "code"}, dsec.Phase{Name: "end", EndServices: true}))
+	w.want(t, id, "cp /bin/busybox /tmp/busybox && chown 64000:64000 /tmp/busybox && chmod 4755 /tmp/busybox && echo ok", "ok\n")
+	_, err := w.r.Exec(t.Context(), id, process.Spec{ID: "service", Service: true, Argv: []string{"/bin/sh", "-c", "sleep 1000 & while true; do echo tick; sleep 0.05; done"}})
+	must(t, err)
+	if m := w.setPhase(t, id, "code"); m.Killed != 0 {
+		t.Errorf("%d were killed", m.Killed)
+	}
+	uid := fmt.Sprint(serviceUID("service"))
+	w.want(t, id, "grep -h -E '^(Uid|Gid|CapBnd|NoNewPrivs)' /proc/$(ps -o pid,args | grep 'sleep 1000' | grep -v grep | sed 's/^ *//; s/ .*//')/status",
+		strings.ReplaceAll("Uid:\tU\tU\tU\tU\nGid:\tU\tU\tU\tU\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\n", "U", uid))
+	of := "S=$(ps -o pid,args | grep 'sleep 1000' | grep -v grep | sed 's/^ *//; s/ .*//'); "
+	for _, evil := range []string{"kill $S", "kill -9 -1; kill -0 $S", "head -c 1 /proc/$S/mem", "ls -l /proc/$S/fd/0", "readlink /proc/$S/exe", "su " + uid + " -s /bin/sh -c 'kill $S'", "chroot / true && setuidgid " + uid + " kill $S",
+		"/tmp/busybox kill $S"} {
+		if o := w.sh(t, id, of+evil); o.ExitCode == 0 {
+			t.Errorf("%s succeeded: %s", evil, o.stdout)
+		}
+	}
+	if _, err := w.try(id, process.Spec{User: uid, Argv: []string{"id"}}); !errors.Is(err, dsec.PermissionDenied.Err()) {
+		t.Errorf("a command ran as the service: %v", err)
+	}
+	w.close(t) // the next agent knows it, too
+	w.open(t)
+	if m := w.setPhase(t, id, "end"); m.Killed < 2 {
+		t.Errorf("%d were killed", m.Killed)
+	}
+	p, err := w.r.Process(t.Context(), id, "service")
+	must(t, err)
+	if r, err := p.Wait(t.Context()); err != nil || r.Status != process.Killed {
+		t.Errorf("%+v %v", r, err)
+	}
+	w.want(t, id, "grep CapBnd /proc/self/status", "CapBnd:\t00000000a80425fb\n")
+}
+
 func TestAnUnknownUserOfAPhaseIsRefusedAtCreation(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.r.Create(t.Context(), request(t, phases(t, dsec.Phase{Name: "a", Users: []string{"nobody-here"}, User: "nobody-here"})))

@@ -38,6 +38,8 @@ type record struct {
 	Bound  []string `json:"bound,omitempty"`
 	// Settled is Starts when the phase had come into force, before anything ran.
 	Settled int `json:"settled,omitempty"`
+	// Services are commands that outlive the first phase, by their ids.
+	Services []string `json:"services,omitempty"`
 	// Users are the uids that phases name, as the layers had them.
 	Users map[string]uint32 `json:"users,omitempty"`
 

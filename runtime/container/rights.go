@@ -18,6 +18,7 @@ type rights struct {
 	dsec.Phase
 	dropped confine.Caps
 	users   map[string]uint32
+	service bool
 }
 
 // rights of a sandbox without phases take nothing away.
@@ -41,6 +42,9 @@ func (r *record) rights() rights {
 // that their names had in the layers: what has become of /etc/passwd is the
 // sandbox's own business.
 func (g *rights) allow(sb *sandbox, who identity) error {
+	if g.Name != "" && !g.service && isService(who.uid) {
+		return dsec.Errorf(dsec.PermissionDenied, "exec in sandbox", string(sb.id), "uid %d is of services", who.uid)
+	}
 	if len(g.Users) == 0 {
 		return nil
 	}

@@ -240,6 +240,10 @@ func (b *box) exec(ctx context.Context, s process.Spec) (process.Process, error)
 		p.discard()
 		return nil, dsec.Errorf(dsec.IllegalState, "exec", string(b.req.ID), "the sandbox is not running")
 	}
+	if s.Service && b.phase != 0 {
+		p.discard()
+		return nil, dsec.Errorf(dsec.IllegalState, "exec", string(b.req.ID), "services are started in the first phase")
+	}
 	if n := b.aliveLocked() + 2; n > b.req.Spec.Limits.Pids && b.req.Spec.Limits.Pids > 0 {
 		p.discard()
 		return nil, dsec.Errorf(dsec.ResourceExhausted, "exec", s.ID, "limit of %d processes", b.req.Spec.Limits.Pids)

@@ -32,7 +32,7 @@ func (f *Fake) SetPhase(ctx context.Context, id dsec.SandboxID, name string) (m 
 			return nil
 		}
 		b.setMoving(name)
-		m.Killed = b.killAll()
+		m.Killed = b.killAll(b.req.Spec.Phases[i].EndServices)
 		b.clock.set(true)
 		if err := failpoint.Hit(ctx, "fake.phase"); err != nil {
 			return err
@@ -70,12 +70,15 @@ func (b *box) setMoving(to string) {
 	b.moving = to
 }
 
-// killAll ends every process and says how many there were.
-func (b *box) killAll() (n int) {
+// killAll ends every process, services only if told to, and says how many there were.
+func (b *box) killAll(services bool) (n int) {
 	b.mu.Lock()
 	procs := slices.Collect(maps.Values(b.procs))
 	clear(b.ports)
 	b.mu.Unlock()
+	if !services {
+		procs = slices.DeleteFunc(procs, func(p *proc) bool { return p.spec.Service })
+	}
 	b.clock.set(false)
 	for _, p := range procs {
 		if !p.ended() {

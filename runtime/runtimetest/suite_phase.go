@@ -1,7 +1,9 @@
 package runtimetest
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/process"
@@ -11,6 +13,7 @@ import (
 var phaseCases = []suiteCase{
 	{"a move kills, hides and reveals", testPhases},
 	{"a phase outlives a stop", testPhaseKept},
+	{"services outlive moves", testServices},
 }
 
 func stages(s *dsec.Spec) {
@@ -52,6 +55,33 @@ func testPhases(t *testing.T, e *Env) {
 	}
 	if _, err := phaser.SetPhase(t.Context(), id, "nowhere"); err == nil {
 		t.Error("a phase that is none was set")
+	}
+}
+
+func testServices(t *testing.T, e *Env) {
+	phaser := ability[runtime.Phaser](t, e)
+	id := e.create(t, func(s *dsec.Spec) {
+		stages(s)
+		s.Phases[2].EndServices = true
+	})
+	p := e.start(t, id, process.Spec{ID: "service", Argv: []string{"sleep", "1000"}, Service: true})
+	setPhase(t, phaser, id, "b")
+	if again, err := e.execer(t).Process(t.Context(), id, "service"); err != nil || again.Spec().ID != "service" {
+		t.Fatalf("the service after a move: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if r, err := p.Wait(ctx); err == nil {
+		t.Errorf("the service has ended: %+v", r)
+	}
+	if _, err := e.execer(t).Exec(t.Context(), id, process.Spec{Argv: []string{"sleep", "1"}, Service: true}); dsec.ClassOf(err) != dsec.IllegalState {
+		t.Errorf("a service of a later phase: %v", err)
+	}
+	if m := setPhase(t, phaser, id, "c"); m.Killed != 1 {
+		t.Errorf("a phase that ends services: %+v", m)
+	}
+	if r := wait(t, p); r.Status != process.Killed {
+		t.Errorf("%+v", r)
 	}
 }
 

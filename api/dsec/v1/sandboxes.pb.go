@@ -243,6 +243,7 @@ type Phase struct {
 	ReadOnly         []string               `protobuf:"bytes,11,rep,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	Limits           *Limits                `protobuf:"bytes,12,opt,name=limits,proto3" json:"limits,omitempty"` // of cpu, memory and pids
 	Back             []string               `protobuf:"bytes,13,rep,name=back,proto3" json:"back,omitempty"`
+	EndServices      bool                   `protobuf:"varint,14,opt,name=end_services,json=endServices,proto3" json:"end_services,omitempty"` // a move to it ends services, too
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -366,6 +367,13 @@ func (x *Phase) GetBack() []string {
 		return x.Back
 	}
 	return nil
+}
+
+func (x *Phase) GetEndServices() bool {
+	if x != nil {
+		return x.EndServices
+	}
+	return false
 }
 
 // PhaseState is the phase in force.
@@ -3269,7 +3277,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x84\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\x03\n" +
 	"\x05Phase\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12*\n" +
 	"\anetwork\x18\x02 \x01(\v2\x10.dsec.v1.NetworkR\anetwork\x12\x14\n" +
@@ -3285,7 +3293,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x03(\tR\x06reveal\x12\x1b\n" +
 	"\tread_only\x18\v \x03(\tR\breadOnly\x12'\n" +
 	"\x06limits\x18\f \x01(\v2\x0f.dsec.v1.LimitsR\x06limits\x12\x12\n" +
-	"\x04back\x18\r \x03(\tR\x04back\"\x8a\x01\n" +
+	"\x04back\x18\r \x03(\tR\x04back\x12!\n" +
+	"\fend_services\x18\x0e \x01(\bR\vendServices\"\x8a\x01\n" +
 	"\n" +
 	"PhaseState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +

@@ -30,7 +30,10 @@ Phases are a JSON list in a file:
    {"name": "test", "reveal": ["/repo/tests"], "read_only": ["/repo/tests"]}]
 
 Fields: name, network {mode, allow}, users, user, drop_capabilities, no_new_privs, writable,
-executables, hide, reveal, read_only, limits {cpu, memory, pids}, back.`,
+executables, hide, reveal, read_only, end_services, limits {cpu, memory, pids}, back.
+
+What "dsec exec -d --service" starts in the first phase goes on in later ones, until one with
+end_services.`,
 		Example:           "  dsec create debian:12 --name work --phases phases.json\n  dsec phase work\n  dsec phase work test",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: completeSandboxes(1),

@@ -13,7 +13,7 @@ from conftest import Server
 def test_a_phase_comes_back_from_the_wire() -> None:
     one = Phase("code", network="allow-list", allow=(NetworkRule(domain="pypi.org"),), users=("user",), user="user",
                 drop_capabilities=("all",), no_new_privs=True, writable=("/repo",), executables=("/usr",), hide=("/h",), reveal=("/r",),
-                read_only=("/repo/.git",), cpu=0.5, memory=64 << 20, pids=9, back=("setup",))
+                read_only=("/repo/.git",), cpu=0.5, memory=64 << 20, pids=9, back=("setup",), end_services=True)
     assert Phase.from_wire(one.wire()) == one
     assert Phase("a").wire() == {"name": "a"}
     spec = Spec("i", phases=(Phase("setup"), one))
@@ -29,6 +29,7 @@ def test_a_sandbox_moves_through_its_phases(client: Client, server: Server) -> N
     with client.create(server.image, phases=stages) as box:
         assert box.phase and (box.phase.name, box.phase.generation) == ("code", 1)
         running = box.start(["sleep", "1000"])
+        service = box.start(["sleep", "1000"], service=True)
         info = box.set_phase("test")
         assert info.state == "running" and box.phase and (box.phase.name, box.phase.generation, box.phase.moving) == ("test", 2, "")
         assert running.wait().status == "killed"
@@ -37,6 +38,10 @@ def test_a_sandbox_moves_through_its_phases(client: Client, server: Server) -> N
             box.set_phase("code")
         with pytest.raises(Invalid):
             box.set_phase("nowhere")
+        with pytest.raises(IllegalState):
+            box.start(["sleep", "1"], service=True)
+        service.kill()
+        assert service.wait().status == "killed"
         box.set_phase("submit")
         assert box.set_phase("test").phase == box.phase and box.phase and box.phase.generation == 4
     with pytest.raises(Invalid):

@@ -129,15 +129,19 @@ class AsyncSandbox:
     async def start(self, cmd: Command, *, cwd: str = "", env: Mapping[str, str] | None = None, user: str = "",
                     stdin: bool = False, pty: tuple[int, int] | None = None, timeout: float = 0.0,
                     on_limit: OnLimit = "truncate", output_limit: Size = 0, shell: str = "/bin/sh",
-                    call_id: str = "") -> AsyncProcess:
+                    call_id: str = "", service: bool = False) -> AsyncProcess:
         """Starts a command and returns at once; follow it by the streams of the process.
 
         ``stdin=True`` keeps stdin open for ``write``. ``pty`` gives it a terminal of
         (rows, columns); all output is then in stdout. The rest is as in ``exec``.
+        ``service=True``, in the first phase only (IllegalState): it goes on in later
+        ones, as a user of its own that nobody there can signal or trace.
         """
         spec = _exec_spec(argv_of(cmd, shell), cwd, env, user, timeout)
         spec.update(_limits(on_limit, output_limit))
         spec["stdin"] = stdin
+        if service:
+            spec["service"] = True
         if pty is not None:
             spec["pty"] = {"rows": pty[0], "cols": pty[1]}
             spec["stdin"] = True

@@ -216,13 +216,15 @@ class Sandbox:
         """
         return self._portal.run(self._core.exec(cmd, cwd=cwd, env=env, user=user, stdin=stdin, timeout=timeout, check=check, on_limit=on_limit, output_limit=output_limit, shell=shell, call_id=call_id, kill_on_cancel=kill_on_cancel))
 
-    def start(self, cmd: Command, *, cwd: str='', env: Mapping[str, str] | None=None, user: str='', stdin: bool=False, pty: tuple[int, int] | None=None, timeout: float=0.0, on_limit: OnLimit='truncate', output_limit: Size=0, shell: str='/bin/sh', call_id: str='') -> Process:
+    def start(self, cmd: Command, *, cwd: str='', env: Mapping[str, str] | None=None, user: str='', stdin: bool=False, pty: tuple[int, int] | None=None, timeout: float=0.0, on_limit: OnLimit='truncate', output_limit: Size=0, shell: str='/bin/sh', call_id: str='', service: bool=False) -> Process:
         """Starts a command and returns at once; follow it by the streams of the process.
 
         ``stdin=True`` keeps stdin open for ``write``. ``pty`` gives it a terminal of
         (rows, columns); all output is then in stdout. The rest is as in ``exec``.
+        ``service=True``, in the first phase only (IllegalState): it goes on in later
+        ones, as a user of its own that nobody there can signal or trace.
         """
-        return cast("Process", self._wrap(self._portal.run(self._core.start(cmd, cwd=cwd, env=env, user=user, stdin=stdin, pty=pty, timeout=timeout, on_limit=on_limit, output_limit=output_limit, shell=shell, call_id=call_id))))
+        return cast("Process", self._wrap(self._portal.run(self._core.start(cmd, cwd=cwd, env=env, user=user, stdin=stdin, pty=pty, timeout=timeout, on_limit=on_limit, output_limit=output_limit, shell=shell, call_id=call_id, service=service))))
 
     def attach(self, exec_id: str, stdout_offset: int=0, stderr_offset: int=0) -> Process:
         """Follows a command again, running or ended, from the given offsets on.

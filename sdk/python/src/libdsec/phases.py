@@ -27,7 +27,8 @@ class Phase:
     For everybody inside, paths in ``hide`` are not there; those in ``reveal`` are in no phase
     before this one; those in ``read_only`` are neither changed nor moved. Paths are absolute.
     ``cpu`` (cores), ``memory`` (bytes) and ``pids`` lower the sandbox's limits; 0 leaves them.
-    ``back`` names earlier phases it may go back to.
+    ``back`` names earlier phases it may go back to. A move kills what runs, but services
+    (``start(..., service=True)`` in the first phase), and those with ``end_services``.
     """
 
     name: str
@@ -46,9 +47,10 @@ class Phase:
     memory: int = 0
     pids: int = 0
     back: Sequence[str] = ()
+    end_services: bool = False
 
     def wire(self) -> Json:
-        m: Json = {"name": self.name, "user": self.user, "no_new_privs": self.no_new_privs}
+        m: Json = {"name": self.name, "user": self.user, "no_new_privs": self.no_new_privs, "end_services": self.end_services}
         for field in _LISTS:
             paths = getattr(self, field)
             if isinstance(paths, str):
@@ -69,7 +71,7 @@ class Phase:
             tuple(w.strings(m, "users")), w.string(m, "user"), tuple(w.strings(m, "drop_capabilities")), w.boolean(m, "no_new_privs"),
             tuple(w.strings(m, "writable")), tuple(w.strings(m, "executables")), tuple(w.strings(m, "hide")),
             tuple(w.strings(m, "reveal")), tuple(w.strings(m, "read_only")), w.number(limits, "cpu"), w.integer(limits, "memory"),
-            w.integer(limits, "pids"), tuple(w.strings(m, "back")))
+            w.integer(limits, "pids"), tuple(w.strings(m, "back")), w.boolean(m, "end_services"))
 
 
 _LISTS = ("users", "drop_capabilities", "writable", "executables", "hide", "reveal", "read_only", "back")
