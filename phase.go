@@ -83,12 +83,14 @@ func (s *Spec) HiddenIn(i int) []string {
 }
 
 // PolicyIn is what may be reached in the i-th phase: what it says, else what the
-// sandbox has without phases.
+// sandbox has without phases. What the mirror hides is the same in all.
 func (s *Spec) PolicyIn(i int) NetworkPolicy {
+	p := NetworkPolicy{Mode: s.Network, Allow: s.Allow}
 	if i < len(s.Phases) && s.Phases[i].Network != nil {
-		return *s.Phases[i].Network
+		p = *s.Phases[i].Network
 	}
-	return NetworkPolicy{s.Network, s.Allow}
+	p.Cutoff, p.MirrorDeny = s.Cutoff, s.MirrorDeny
+	return p
 }
 
 // PhasesNetwork says whether moves change the network: some phase has a policy.
@@ -187,7 +189,7 @@ func (p *Phase) texts() []text {
 		return all
 	}
 	for _, r := range p.Network.Allow {
-		for _, v := range append([]string{r.Domain, r.CIDR, r.Protocol}, r.Ports...) {
+		for _, v := range append([]string{r.Domain, r.CIDR, r.Mirror, r.Protocol}, r.Ports...) {
 			all = append(all, text{"phases", v, MaxHostBytes})
 		}
 	}
@@ -204,6 +206,12 @@ func (p *Phase) validate(at string, s *Spec) error {
 	if p.Network != nil {
 		if err := p.Network.Validate(); err != nil {
 			return E(Invalid, "validate spec", at, err)
+		}
+		if !p.Network.Cutoff.IsZero() || len(p.Network.MirrorDeny) > 0 {
+			return bad("cutoff and mirror_deny are the sandbox's")
+		}
+		if p.Network.Mode == NetworkOpen && (!s.Cutoff.IsZero() || len(s.MirrorDeny) > 0) {
+			return bad("with the network mode %s nothing of the mirror is hidden", NetworkOpen)
 		}
 	}
 	for _, c := range p.DropCapabilities {

@@ -69,10 +69,12 @@ type Spec struct {
 	Workdir    string            `json:"workdir,omitempty"`  // default of commands; the image's if empty
 	Hostname   string            `json:"hostname,omitempty"` // shortened to 63 bytes; the id if empty
 	Network    NetworkMode       `json:"network,omitempty"`
-	Allow      []NetworkRule     `json:"allow,omitempty"` // of the network mode allow-list
+	Allow      []NetworkRule     `json:"allow,omitempty"`       // of the network mode allow-list
+	Cutoff     time.Time         `json:"cutoff,omitzero"`       // what is newer the mirror hides, but of Debian; zero: nothing
+	MirrorDeny []string          `json:"mirror_deny,omitempty"` // what the mirror refuses: "pypi:requests"
 	Limits     Limits            `json:"limits"`
 	Lifetimes  Lifetimes         `json:"lifetimes"`
-	Profile    string            `json:"profile,omitempty"`      // seccomp profile: "build" (default) or "debug"
+	Profile    string            `json:"profile,omitempty"`      // what it may ask of the kernel: "build" (default), "debug", "pwn", "desktop", "nested"
 	NoNewPrivs bool              `json:"no_new_privs,omitempty"` // refuse setuid and file capabilities inside
 	OOM        OOMPolicy         `json:"oom,omitempty"`
 	Mounts     []HostMount       `json:"mounts,omitempty"`
@@ -135,8 +137,11 @@ func (s *Spec) Validate() error {
 	if len(s.Layers) > MaxLayers {
 		return bad("layers", "%d layers, at most %d", len(s.Layers), MaxLayers)
 	}
-	if err := (&NetworkPolicy{s.Network, s.Allow}).Validate(); err != nil {
+	if err := (&NetworkPolicy{s.Network, s.Allow, s.Cutoff, s.MirrorDeny}).Validate(); err != nil {
 		return err
+	}
+	if s.Network == NetworkOpen && (!s.Cutoff.IsZero() || len(s.MirrorDeny) > 0) {
+		return bad("cutoff", "with the network mode %s everything can be had elsewhere: want %s or %s", NetworkOpen, NetworkMirror, NetworkAllow)
 	}
 	switch s.OOM {
 	case "", OOMExec, OOMSandbox:
@@ -187,13 +192,16 @@ func (s *Spec) texts() []text {
 		all = append(all, text{"layers", string(l), MaxRefBytes})
 	}
 	for _, r := range s.Allow {
-		all = append(all, text{"allow", r.Domain, MaxHostBytes}, text{"allow", r.CIDR, MaxWordBytes}, text{"allow", r.Protocol, MaxWordBytes})
+		all = append(all, text{"allow", r.Domain, MaxHostBytes}, text{"allow", r.CIDR, MaxWordBytes}, text{"allow", r.Protocol, MaxWordBytes}, text{"allow", r.Mirror, MaxWordBytes})
 		for _, p := range r.Ports {
 			all = append(all, text{"allow", p, MaxWordBytes})
 		}
 	}
 	for i := range s.Phases {
 		all = append(all, s.Phases[i].texts()...)
+	}
+	for _, d := range s.MirrorDeny {
+		all = append(all, text{"mirror_deny", d, 2 * MaxHostBytes})
 	}
 	for _, m := range s.Mounts {
 		all = append(all, text{"mounts", m.Source, MaxPathBytes}, text{"mounts", m.Target, MaxPathBytes})

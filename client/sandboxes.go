@@ -29,6 +29,7 @@ type Sandbox struct {
 
 	Network *dsec.NetworkState `json:"network,omitempty"` // in force; nil: as in its spec, never changed
 	Phase   *dsec.PhaseState   `json:"phase,omitempty"`   // in force; nil: it has none
+	Grades  []dsec.GradeResult `json:"grades,omitempty"`  // the last ones, oldest first; a list leaves them out
 }
 
 // KeptDisk is the packed disk of a sandbox that failed.
@@ -43,7 +44,7 @@ func sandbox(p *dsecv1.Sandbox) Sandbox {
 		Spec: wire.SpecFrom(p.GetSpec()), State: dsec.State(p.GetState()), Result: wire.ResultFrom(p.GetResult()),
 		Digests: p.GetDigests(), Created: wire.Instant(p.GetCreated()), Changed: wire.Instant(p.GetChanged()),
 		Expires: wire.Instant(p.GetExpires()), Starts: int(p.GetStarts()), Steps: wire.StepsFrom(p.GetSteps()), Blame: wire.BlameFrom(p.GetBlame()),
-		Network: wire.NetworkFrom(p.GetNetwork()), Phase: wire.PhaseFrom(p.GetPhase())}
+		Network: wire.NetworkFrom(p.GetNetwork()), Phase: wire.PhaseFrom(p.GetPhase()), Grades: wire.GradesFrom(p.GetGrades())}
 	if k := p.GetKept(); k != nil {
 		s.Kept = &KeptDisk{Digest: k.Digest, Tag: k.Tag, Until: wire.Instant(k.Until)}
 	}

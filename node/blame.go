@@ -119,6 +119,9 @@ func (b *box) suffers(t *trouble) (unwritten bool) {
 		b.layerError = t.at
 		b.emitLocked(t.event())
 	}
+	if fresh && t.cause == dsec.CauseInfraDisk {
+		b.emitLocked(repercussion(toNode, dsec.InducedByUnknown, t.String()))
+	}
 	return b.blames != b.blamesIn
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/runtime"
 )
 
@@ -32,15 +33,19 @@ type box struct {
 	running    int // of execs
 	ends       int // of execs, ever
 	attached   int
-	active     time.Time // last activity
-	warned     time.Time // the deadline that was warned of
-	layerError time.Time // of the last event of that kind
-	blames     int       // changes of what it is blamed on
-	blamesIn   int       // how many of them are in the ledger
-	abandoned  time.Time // its creator left before it was ready, and nobody came since
-	retryAt    time.Time // of an intent that was not finished
-	exitBy     time.Time // found dead at the start: when to stop waiting for its Exit
-	gone       bool      // deleted: out of the maps
+	active     time.Time     // last activity
+	warned     time.Time     // the deadline that was warned of
+	layerError time.Time     // of the last event of that kind
+	blames     int           // changes of what it is blamed on
+	blamesIn   int           // how many of them are in the ledger
+	abandoned  time.Time     // its creator left before it was ready, and nobody came since
+	retryAt    time.Time     // of an intent that was not finished
+	exitBy     time.Time     // found dead at the start: when to stop waiting for its Exit
+	gone       bool          // deleted: out of the maps
+	orphan     bool          // of a grader that nobody waits for any more
+	config     *image.Config // of its layers, if not what they say; guarded by turn
+	damageLook time.Time     // when its disk was last looked at for damage
+	damaged    int           // paths of its system that were told to be gone
 }
 
 const ringEvents = 256

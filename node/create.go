@@ -323,6 +323,9 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 				if err != nil {
 					err = errors.Join(&buildError{err, false}, n.release(ctx, b))
 				}
+				if b.config != nil {
+					set.Config = *b.config
+				}
 				return err
 			},
 			Undo: func(ctx context.Context) error { return n.release(ctx, b) }},

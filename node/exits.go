@@ -69,6 +69,7 @@ func (n *Node) fail(b *box, res *dsec.Result) error {
 	b.mu.Lock()
 	b.exitBy = time.Time{}
 	b.mu.Unlock()
+	b.tellDamage(res)
 	n.ended(b)
 	return b.rt.Stop(n.ctx, b.id, 0)
 }

@@ -127,6 +127,11 @@ func (b *box) dueLive(now time.Time) func() error {
 			return n.delete(n.ctx, b, dsec.NewResult(dsec.CauseCancelled, "create", dsec.InducedBySelf, "its creator went away and nobody asked for it"), nil)
 		}
 	}
+	if b.orphan {
+		return func() error {
+			return n.delete(n.ctx, b, dsec.NewResult(dsec.CauseCancelled, "run", dsec.InducedByPlatform, "nobody waits for its grader"), nil)
+		}
+	}
 	busy := b.attached > 0 || b.running > 0 && b.rec.State == dsec.Running || len(b.rec.Spec.Command) > 0 && b.rec.State == dsec.Running
 	if busy {
 		b.active = now

@@ -96,6 +96,7 @@ func (n *Node) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (pro
 	defer b.use(-1)
 	p, err := e.Exec(ctx, id, s)
 	if err != nil {
+		b.suspectDamage(err)
 		return nil, b.explain("exec", err)
 	}
 	return b.track(p, false), nil

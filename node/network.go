@@ -18,6 +18,13 @@ func (n *Node) NetworkRefused(id dsec.SandboxID, what string, generation uint64,
 	b.emit(dsec.Event{Type: dsec.EventRefused, Detail: what, Fields: map[string]string{"generation": strconv.FormatUint(generation, 10), "refused": strconv.FormatInt(refused, 10)}})
 }
 
+// keepCutoff: what the mirror hides from a sandbox is of its task, and stays so.
+func (t *turn) keepCutoff(p dsec.NetworkPolicy) dsec.NetworkPolicy {
+	spec := t.sandbox().Spec
+	p.Cutoff, p.MirrorDeny = spec.Cutoff, spec.MirrorDeny
+	return p
+}
+
 // SetNetwork implements Service. The policy is in force before it is written down:
 // one that nobody has acknowledged may be in force after a crash, or not.
 func (n *Node) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error) {
@@ -36,6 +43,7 @@ func (n *Node) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Network
 		if s := t.state(); s != dsec.Running && s != dsec.Paused {
 			return "", t.illegal(op)
 		}
+		p := t.keepCutoff(p)
 		generation, err := r.SetNetwork(ctx, id, p)
 		if err != nil {
 			return "", err

@@ -24,10 +24,13 @@ type Node struct {
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup // every goroutine
 
+	crashed bool // the agent before this one did not close; written by New only
+
 	mu        sync.RWMutex
 	boxes     map[dsec.SandboxID]*box
 	names     map[string]dsec.SandboxID // project, name → live sandbox
 	creations map[string]*creation      // by call key
+	gradings  map[string]*grading       // by call key
 	draining  bool
 	pruned    time.Time
 }
@@ -50,7 +53,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n := &Node{cfg: cfg, ledger: l, budget: &budget{lim: cfg.Budgets}, starts: newStarts(cfg.StartLimit, cfg.StartQueue),
 		subs: &subscriptions{metrics: cfg.Metrics, all: map[*subscriber]struct{}{}}, work: make(chan struct{}, ownWork), packs: newPacks(),
-		boxes: map[dsec.SandboxID]*box{}, names: map[string]dsec.SandboxID{}, creations: map[string]*creation{}}
+		boxes: map[dsec.SandboxID]*box{}, names: map[string]dsec.SandboxID{}, creations: map[string]*creation{}, gradings: map[string]*grading{}}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	if err := n.recover(n.ctx); err != nil {
 		n.cancel(ErrClosed)

@@ -21,6 +21,7 @@ func (n *Node) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.crashed = !clean
 	records, err := n.ledger.live()
 	if err != nil {
 		return err
@@ -59,6 +60,7 @@ func (n *Node) recoverOne(ctx context.Context, r *record, found map[dsec.Sandbox
 		return dsec.E(dsec.Unavailable, "adopt sandbox", string(r.ID), err)
 	}
 	b := n.newBox(*r, rt)
+	b.orphan = r.GraderOf != ""
 	n.mu.Lock()
 	n.boxes[r.ID] = b
 	n.mu.Unlock()
@@ -155,6 +157,9 @@ func (n *Node) adopt(ctx context.Context, b *box, status runtime.Status, known b
 		}
 	}
 	b.emit(dsec.Event{Type: dsec.EventAdopted, Detail: fmt.Sprintf("%d commands", len(status.Execs))})
+	if n.crashed {
+		b.emit(repercussion(toService, dsec.InducedByUnknown, "the agent of the node ended without having been asked to, and came back"))
+	}
 	e, ok := b.rt.(runtime.Execer)
 	if !ok {
 		return nil

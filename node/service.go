@@ -51,6 +51,7 @@ type Sandbox struct {
 	Blame   *dsec.Blame        // what it is blamed on; nil: nothing
 	Network *dsec.NetworkState // nil: as in its spec, never changed
 	Phase   *dsec.PhaseState   // nil: it has none
+	Grades  []dsec.GradeResult // the last ones, oldest first
 }
 
 // Kept says where the disk of a failed sandbox is.
@@ -90,6 +91,13 @@ type Confiner interface {
 	SetPhase(ctx context.Context, id dsec.SandboxID, name, callID string) (Sandbox, error)
 }
 
+// Grader grades what was done in a sandbox.
+type Grader interface {
+	// Grade runs a grader, in a fresh sandbox unless the spec says otherwise, and
+	// reads its reward. A result says what was found, an error that nothing was.
+	Grade(ctx context.Context, id dsec.SandboxID, s dsec.GradeSpec, callID string) (dsec.GradeResult, error)
+}
+
 // Service is what the node offers to the gateway, before any wire. Errors are
 // *dsec.Error. callID makes a mutating call idempotent ("" does not): the same
 // id returns the same answer for 24 h.
@@ -108,6 +116,7 @@ type Service interface {
 	// Commit makes a layer of what was changed in the sandbox, which may run and
 	// goes on, and gives it the tag, if there is one, and the tag to its project.
 	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scrub dsec.Scrub, callID string) (dsec.Packed, error)
+	Grader
 }
 
 // Inside is what reaches into a sandbox. Exec and Dial resume a paused sandbox

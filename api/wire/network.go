@@ -7,14 +7,14 @@ import (
 
 func rules(all []dsec.NetworkRule) (out []*dsecv1.NetworkRule) {
 	for _, r := range all {
-		out = append(out, &dsecv1.NetworkRule{Domain: r.Domain, Cidr: r.CIDR, Protocol: r.Protocol, Ports: r.Ports})
+		out = append(out, &dsecv1.NetworkRule{Domain: r.Domain, Cidr: r.CIDR, Protocol: r.Protocol, Ports: r.Ports, Mirror: r.Mirror})
 	}
 	return out
 }
 
 func rulesFrom(all []*dsecv1.NetworkRule) (out []dsec.NetworkRule) {
 	for _, r := range all {
-		out = append(out, dsec.NetworkRule{Domain: r.GetDomain(), CIDR: r.GetCidr(), Protocol: r.GetProtocol(), Ports: r.GetPorts()})
+		out = append(out, dsec.NetworkRule{Domain: r.GetDomain(), CIDR: r.GetCidr(), Protocol: r.GetProtocol(), Ports: r.GetPorts(), Mirror: r.GetMirror()})
 	}
 	return out
 }

@@ -23,6 +23,7 @@ const (
 	VerbSetPhase   = "set_phase"
 	VerbCommit     = "commit"
 	VerbChanges    = "changes"
+	VerbGrade      = "grade"
 	VerbStats      = "stats"
 	VerbExec       = "exec"
 	VerbWait       = "wait"

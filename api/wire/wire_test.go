@@ -84,7 +84,9 @@ func TestSpecComesBack(t *testing.T) {
 		CallID: "c", RolloutKey: "r", Phases: []dsec.Phase{{Name: "a"}, {Name: "b", Users: []string{"u"}, User: "u", DropCapabilities: []string{"all"},
 			Network: &dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: []dsec.NetworkRule{{Domain: "d"}}}, NoNewPrivs: true, Writable: []string{"/w"},
 			Executables: []string{"/e"}, Hide: []string{"/h"}, Reveal: []string{"/r"}, ReadOnly: []string{"/o"}, EndServices: true,
-			Limits: dsec.PhaseLimits{CPU: 0.5, Memory: 4, Pids: 5}, Back: []string{"a"}}}}
+			Limits: dsec.PhaseLimits{CPU: 0.5, Memory: 4, Pids: 5}, Back: []string{"a"}}},
+		Allow:  []dsec.NetworkRule{{Mirror: "pypi"}, {CIDR: "1.2.3.4", Protocol: "udp", Ports: []string{"53"}}},
+		Cutoff: time.Date(2025, 1, 31, 12, 0, 0, 5, time.UTC), MirrorDeny: []string{"pypi:requests"}}
 	if got := SpecFrom(Spec(s)); !reflect.DeepEqual(got, s) {
 		t.Fatalf("%+v\n%+v", got, s)
 	}

@@ -15,7 +15,7 @@ import (
 
 // verbs of the machine; those of users are in package user.
 var verbs = []func() *cobra.Command{
-	daemon.Up, daemon.Down, daemon.Doctor, daemon.Bench, daemon.Gateway, daemon.Loader, daemon.Node,
+	daemon.Up, daemon.Down, daemon.Doctor, daemon.Bench, daemon.Gateway, daemon.Loader, daemon.Packages, daemon.Node,
 }
 
 func newRoot() *cobra.Command {

@@ -59,11 +59,17 @@ const idRanges = 1100
 
 func start(t *testing.T) *host {
 	t.Helper()
+	return startIn(t, stateDir(t))
+}
+
+// stateDir is for the state of one machine, which removes it.
+func stateDir(t *testing.T) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("/var/tmp", "dsec-e2e-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return startIn(t, dir)
+	return dir
 }
 
 // startIn keeps its state in dir, which it makes and removes.
@@ -74,6 +80,12 @@ func startIn(t *testing.T, dir string) *host {
 
 // startWith has more lines in its configuration, and settings of the node.
 func startWith(t *testing.T, dir, lines string, node ...string) *host {
+	t.Helper()
+	return startBinary(t, binary, dir, lines, node...)
+}
+
+// startBinary is startWith, of another program than dsec, which runs it.
+func startBinary(t *testing.T, binary, dir, lines string, node ...string) *host {
 	t.Helper()
 	n := instances.Add(1)
 	node = append(node, "disk_pool: 8GiB", fmt.Sprintf("max_live: 1000, uid_ranges: %d, uid_base: %d", idRanges, 1<<20+n%16*idRanges<<16))

@@ -156,6 +156,7 @@ type ExecSpec struct {
 	NoNewPrivs  bool
 	Seccomp     []byte // array of struct sock_filter; empty: none
 	Landlock    *Landlock
+	AppArmor    string // loaded profile that the program gets; "": none, and none is asked for
 	Rlimits     []Rlimit
 	OOMScoreAdj int
 	Umask       uint32 // 0: 022

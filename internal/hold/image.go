@@ -37,6 +37,7 @@ type execImage struct {
 	cwd         string
 	oom         int
 	argv, env   []string
+	apparmor    string // profile; "" is none
 	paths       []string
 	rows, cols  uint16
 }
@@ -90,6 +91,10 @@ func (e *execImage) encode() []byte {
 	cwd := w.text(e.cwd)
 	oom := w.text(strconv.Itoa(e.oom))
 	argv, env, paths := w.strings(e.argv), w.strings(e.env), w.strings(e.paths)
+	apparmor := uint32(0)
+	if e.apparmor != "" {
+		apparmor = w.text("exec " + e.apparmor)
+	}
 	effective := e.caps.Ambient
 	if e.uid == 0 {
 		effective = e.caps.Permitted
@@ -104,7 +109,7 @@ func (e *execImage) encode() []byte {
 	for _, c := range []uint64{e.caps.Bounding, e.caps.Permitted | e.caps.Ambient, e.caps.Inheritable | e.caps.Ambient, e.caps.Ambient, effective} {
 		h = binary.LittleEndian.AppendUint64(h, c)
 	}
-	u32(uint32(len(e.seccomp)/8), filter, uint32(len(e.rlimits)), rlimits, e.umask, rules, cwd, oom, argv, env, paths, 0)
+	u32(uint32(len(e.seccomp)/8), filter, uint32(len(e.rlimits)), rlimits, e.umask, rules, cwd, oom, argv, env, paths, apparmor)
 	h = binary.LittleEndian.AppendUint16(h, e.rows)
 	h = binary.LittleEndian.AppendUint16(h, e.cols)
 	copy(w.b, h)

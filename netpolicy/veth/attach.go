@@ -36,7 +36,7 @@ func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkP
 	if p.Mode == "" || p.Mode == dsec.NetworkNone {
 		return netpolicy.Lease{Mode: dsec.NetworkNone}, nil
 	}
-	addr, err := n.connect(ctx, id, plan, ns)
+	addr, err := n.connect(ctx, id, p, plan, ns)
 	if err != nil {
 		if _, ok := errors.AsType[*dsec.Error](err); ok {
 			return netpolicy.Lease{}, err
@@ -46,7 +46,7 @@ func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkP
 	return netpolicy.Lease{Mode: p.Mode, Address: addr, Gateway: n.Gateway(), DNS: n.servers(p.Mode)}, nil
 }
 
-func (n *Network) connect(ctx context.Context, id dsec.SandboxID, plan netpolicy.Plan, ns *os.File) (netip.Addr, error) {
+func (n *Network) connect(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, plan netpolicy.Plan, ns *os.File) (netip.Addr, error) {
 	// New links of the namespace are born without IPv6; lo keeps its ::1.
 	if err := inNamespace(ns, func() error { return sysctl("net/ipv6/conf/default/disable_ipv6", "1") }); err != nil {
 		return netip.Addr{}, err
@@ -60,7 +60,9 @@ func (n *Network) connect(ctx context.Context, id dsec.SandboxID, plan netpolicy
 	}
 	l, err := n.links.LinkByName(name)
 	if err == nil {
-		err = n.gate(newEnd(n.c.Gate, id, l.Attrs().Index, addr, plan))
+		e := newEnd(n.c.Gate, id, l.Attrs().Index, addr, plan)
+		e.policy = p
+		err = n.gate(e)
 	}
 	if err == nil {
 		err = n.links.LinkSetAlias(l, string(id)) // what Live reports

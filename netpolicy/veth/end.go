@@ -27,9 +27,10 @@ type end struct {
 
 	turn sync.Mutex // held while its policy changes
 
-	mu   sync.Mutex
-	plan netpolicy.Plan
-	pins map[netip.Addr]*pin // those of which the names are known
+	mu     sync.Mutex
+	plan   netpolicy.Plan
+	policy dsec.NetworkPolicy  // that the plan was made of; no mode: not known
+	pins   map[netip.Addr]*pin // those of which the names are known
 }
 
 // pin is an address that names have.
@@ -47,6 +48,20 @@ func (e *end) Opens(name string) []netpolicy.Ports {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.plan.Opens(name)
+}
+
+// MirrorAt is where a name of the mirror leads.
+func (e *end) MirrorAt(name string) (netip.Addr, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.plan.MirrorAt(name)
+}
+
+// ask says what policy the plan that is in force, or will be, is made of.
+func (e *end) ask(p dsec.NetworkPolicy) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.policy = p
 }
 
 // Free says whether every name may be asked for.

@@ -23,6 +23,9 @@ const sweepEvery = 256
 func (n *Network) compile(p dsec.NetworkPolicy) (netpolicy.Plan, error) {
 	g := netpolicy.Ground{Closed: n.c.Deny, Never: append(always(), n.subnet), Allow: n.c.Allow}
 	g.Never = append(g.Never, n.c.Never...)
+	if n.c.Mirror {
+		g.Mirror = n.Gateway()
+	}
 	for _, a := range n.servers(p.Mode) {
 		g.Serves = append(g.Serves, netpolicy.DNS(a))
 	}
@@ -32,7 +35,7 @@ func (n *Network) compile(p dsec.NetworkPolicy) (netpolicy.Plan, error) {
 // servers are the name servers of a mode: of an allow-list our own, which is also
 // there, last, for the day on which an open one becomes an allow-list.
 func (n *Network) servers(m dsec.NetworkMode) []netip.Addr {
-	if m == dsec.NetworkAllow {
+	if m == dsec.NetworkAllow || m == dsec.NetworkMirror {
 		return []netip.Addr{n.Gateway()}
 	}
 	return append(slices.Clone(n.c.DNS[:min(len(n.c.DNS), maxServers-1)]), n.Gateway())
@@ -68,6 +71,7 @@ func (n *Network) gate(e *end) error {
 func (n *Network) Asker(a netip.Addr) (e interface {
 	Opens(name string) []netpolicy.Ports
 	Free() bool
+	MirrorAt(name string) (netip.Addr, bool)
 	MayLeadTo(a netip.Addr) bool
 	Pin(name string, addrs []netip.Addr, ttl time.Duration) error
 }, ok bool) {
@@ -93,6 +97,29 @@ func (n *Network) ListenDNS() (udp net.PacketConn, tcp net.Listener, err error) 
 		return nil, nil, dsec.E(dsec.Internal, "listen for questions", at, err)
 	}
 	return udp, tcp, nil
+}
+
+// ListenMirror gives the socket on which sandboxes ask the mirror of packages.
+func (n *Network) ListenMirror() (l net.Listener, err error) {
+	at := netip.AddrPortFrom(n.Gateway(), netpolicy.MirrorPort).String()
+	if err = inNamespace(n.router, func() error { l, err = net.Listen("tcp4", at); return err }); err != nil {
+		return nil, dsec.E(dsec.Internal, "listen for the mirror", at, err)
+	}
+	return l, nil
+}
+
+// Policy is what was asked for of the sandbox that has an address; ok is false as
+// long as that is not known, which is after a start of this process until Restore.
+func (n *Network) Policy(a netip.Addr) (p dsec.NetworkPolicy, ok bool) {
+	n.mu.Lock()
+	e := n.byAddr[a]
+	n.mu.Unlock()
+	if e == nil {
+		return p, false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.policy, e.policy.Mode != ""
 }
 
 // InNode runs f where the outside is reached.
@@ -175,6 +202,7 @@ func (n *Network) Change(_ context.Context, id dsec.SandboxID, p dsec.NetworkPol
 	}
 	e.turn.Lock()
 	defer e.turn.Unlock()
+	e.ask(p)
 	if generation, err = e.change(plan); err == nil {
 		err = cut(ns, e)
 	}
@@ -203,6 +231,6 @@ func (n *Network) Restore(_ context.Context, id dsec.SandboxID, p dsec.NetworkPo
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.plan = plan
+	e.plan, e.policy = plan, p
 	return nil
 }

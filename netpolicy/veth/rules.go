@@ -46,6 +46,12 @@ table inet dsec {
 	chain input {
 		type filter hook input priority filter; policy drop;
 		meta mark %[5]d ip daddr %[7]s meta l4proto { tcp, udp } th dport 53 accept
+		meta mark %[5]d ip daddr %[7]s tcp dport 80 jump mirror
+	}
+	chain mirror {
+		ct state established,related accept
+		ct state new add @conns { ip saddr ct count over %[3]d } counter name over drop
+		accept
 	}
 	chain output {
 		type filter hook output priority mangle; policy accept;

@@ -41,6 +41,7 @@ type Config struct {
 	Never  []netip.Prefix // what no rule opens, besides metadata addresses and the subnet
 	Allow  []netip.Prefix // exceptions to Deny of the mode open
 	DNS    []netip.Addr   // nil: the node's own that are not loopback; open on port 53 even if denied
+	Mirror bool           // a mirror of packages is served on what ListenMirror gives
 	Conns  int            // that a sandbox may have at once; 0: DefaultConns
 	Keeper Keeper         // nil: the router ends with Close
 	Node   *os.File       // network namespace that leads outside; nil: the caller's own

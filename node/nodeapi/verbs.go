@@ -30,6 +30,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbCommit:     unary(s.commit),
 		wire.VerbChanges:    unary(s.changes),
 		wire.VerbStats:      unary(s.stats),
+		wire.VerbGrade:      unary(s.grade),
 		wire.VerbExec:       unary(s.exec),
 		wire.VerbWait:       unary(s.wait),
 		wire.VerbKept:       unary(s.kept),
@@ -63,7 +64,7 @@ func (s *Server) message(sb node.Sandbox) *dsecv1.Sandbox {
 	return &dsecv1.Sandbox{Id: string(sb.ID), Project: sb.Project, Spec: wire.Spec(sb.Spec), State: string(sb.State),
 		Result: wire.Result(sb.Result), Digests: sb.Digests, Created: wire.Stamp(sb.Created),
 		Changed: wire.Stamp(sb.Changed), Expires: wire.Stamp(sb.Expires), Starts: int32(sb.Starts),
-		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept), Blame: wire.Blame(sb.Blame), Network: wire.Network(sb.Network), Phase: wire.Phase(sb.Phase)}
+		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept), Blame: wire.Blame(sb.Blame), Network: wire.Network(sb.Network), Phase: wire.Phase(sb.Phase), Grades: wire.Grades(sb.Grades)}
 }
 
 func kept(k *node.Kept) *dsecv1.Kept {
@@ -208,6 +209,18 @@ func (s *Server) changes(ctx context.Context, who caller, req *dsecv1.ChangesReq
 		return nil, s.ended(id, err)
 	}
 	return wire.Changes(c), nil
+}
+
+func (s *Server) grade(ctx context.Context, who caller, req *dsecv1.GradeRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	res, err := s.cfg.Service.Grade(ctx, id, wire.GradeSpecFrom(req), req.CallId)
+	if err != nil {
+		return nil, s.ended(id, err)
+	}
+	return wire.Grade(res), nil
 }
 
 func (s *Server) stats(ctx context.Context, who caller, req *dsecv1.StatsRequest) (proto.Message, error) {

@@ -116,6 +116,9 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 	if info.Ended && info.Asked {
 		return r.adoptKilled(ctx, sb, info)
 	}
+	if err := r.reloadProfile(ctx, sb.rec); err != nil {
+		return err
+	}
 	if err := r.mounts.Use(ctx, id, sb.rec.Request.Layers.Layers); err != nil {
 		// The sandbox lives on its own copies of the mounts; only new sandboxes need ours.
 		r.log.Warn("layer mounts of a running sandbox", "sandbox", id, "err", err)
@@ -219,6 +222,7 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 			errs = append(errs, r.disks.Remove(ctx, name))
 		}
 	}
+	errs = append(errs, r.removeStrayProfiles())
 	if err := errors.Join(errs...); err != nil {
 		return dsec.E(dsec.Internal, "remove strays of sandboxes", r.cfg.Dir, err)
 	}

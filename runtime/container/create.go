@@ -168,6 +168,10 @@ func (b *build) state() lifecycle.Step {
 		if b.rec.UID, err = b.takeUIDs(); err != nil {
 			return err
 		}
+		if err = b.setProfile(); err != nil {
+			b.giveUIDs()
+			return err
+		}
 		dir := b.r.dir(b.sb.id)
 		if err = os.Mkdir(dir, 0o700); err == nil {
 			err = writeNewRecord(dir, b.rec)
@@ -249,7 +253,7 @@ func (b *build) begin() []lifecycle.Step {
 	if b.rec.phase() >= 0 {
 		last = append([]lifecycle.Step{{Name: "phase", Do: b.bind}}, last...)
 	}
-	return append([]lifecycle.Step{
+	steps := append(b.profileLoaded(), []lifecycle.Step{
 		{Name: "cgroup", Do: b.cgroup, Undo: func(ctx context.Context) error {
 			b.sb.mu.Lock()
 			b.sb.group = nil
@@ -274,7 +278,8 @@ func (b *build) begin() []lifecycle.Step {
 			return b.takeRoom(ctx)
 		}},
 		{Name: "enter", Do: b.enter, Undo: func(context.Context) error { b.sb.closeRoot(); return nil }},
-	}, last...)
+	}...)
+	return append(steps, last...)
 }
 
 func (b *build) cgroup(context.Context) (err error) {

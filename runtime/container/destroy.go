@@ -72,6 +72,9 @@ func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 	}
 	sb.closeRoot()
 	errs = append(errs, r.groups.Remove(ctx, group))
+	if rec != nil && errors.Join(errs...) == nil {
+		errs = append(errs, r.mac.remove(rec.AppArmor))
+	}
 	r.mounts.Unuse(id)
 	errs = append(errs, r.disks.Remove(ctx, id))
 	if err := errors.Join(errs...); err != nil {
@@ -153,6 +156,9 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	if err := r.groups.Remove(ctx, rec.group()); err != nil {
 		return err
 	}
+	if err := r.mac.remove(rec.AppArmor); err != nil {
+		return err
+	}
 	r.mounts.Unuse(id)
 	rec.Stopped, rec.Shell, rec.Last = true, "", &last
 	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
@@ -210,6 +216,9 @@ func (b *build) restate() lifecycle.Step {
 	return lifecycle.Step{Name: "state", Do: func(ctx context.Context) error {
 		// The commands of the run before are forgotten here, not at the stop, so that they could be read.
 		if err := errors.Join(b.r.closeDiskShell(ctx, b.sb), b.r.hold.RemoveSandbox(ctx, string(b.sb.id))); err != nil {
+			return err
+		}
+		if err := b.setProfile(); err != nil {
 			return err
 		}
 		return set(b.rec)

@@ -26,9 +26,11 @@ type record struct {
 	Request runtime.Request `json:"request"`
 	UID     uint32          `json:"uid"`             // first uid and gid on the machine
 	Shell   string          `json:"shell,omitempty"` // whose group it lives in, and its id in the hold until Enter; none: its own
-	Begun   time.Time       `json:"begun"`           // of the last creation or start
-	Starts  int             `json:"starts"`          // 1 after creation
-	Stopped bool            `json:"stopped"`
+	// AppArmor is the profile of its processes; "": it was begun without AppArmor.
+	AppArmor string    `json:"apparmor,omitempty"`
+	Begun    time.Time `json:"begun"`  // of the last creation or start
+	Starts   int       `json:"starts"` // 1 after creation
+	Stopped  bool      `json:"stopped"`
 	// Network is the policy that was set after creation; nil: as in the request.
 	Network *dsec.NetworkPolicy `json:"network,omitempty"`
 	// Phase is the one in force, Moving the one that a move has begun to; Bound are the

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -280,6 +281,7 @@ func (b *box) environ(s process.Spec, u user) map[string]string {
 		env[k] = v
 	}
 	env["HOME"], env["USER"] = u.home, u.name
+	maps.Copy(env, netpolicy.MirrorEnvironment(*b.req.Spec.NetworkPolicy()))
 	maps.Copy(env, b.req.Spec.Env)
 	maps.Copy(env, s.Env)
 	return env

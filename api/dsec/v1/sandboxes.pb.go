@@ -34,18 +34,20 @@ type Spec struct {
 	User          string                 `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
 	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	Hostname      string                 `protobuf:"bytes,9,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "open"
+	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "mirror-only", "open"
 	Limits        *Limits                `protobuf:"bytes,11,opt,name=limits,proto3" json:"limits,omitempty"`
 	Lifetimes     *Lifetimes             `protobuf:"bytes,12,opt,name=lifetimes,proto3" json:"lifetimes,omitempty"`
-	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug"
+	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug", "pwn", "desktop", "nested"
 	NoNewPrivs    bool                   `protobuf:"varint,14,opt,name=no_new_privs,json=noNewPrivs,proto3" json:"no_new_privs,omitempty"`
 	Oom           string                 `protobuf:"bytes,15,opt,name=oom,proto3" json:"oom,omitempty"` // "exec" (default), "sandbox"
 	Mounts        []*HostMount           `protobuf:"bytes,16,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	Labels        map[string]string      `protobuf:"bytes,17,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	CallId        string                 `protobuf:"bytes,18,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	RolloutKey    string                 `protobuf:"bytes,19,opt,name=rollout_key,json=rolloutKey,proto3" json:"rollout_key,omitempty"`
-	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"`   // of the network mode "allow-list"
-	Phases        []*Phase               `protobuf:"bytes,40,rep,name=phases,proto3" json:"phases,omitempty"` // it begins in the first; none: the spec holds all its life
+	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"`                             // of the network mode "allow-list"
+	Phases        []*Phase               `protobuf:"bytes,40,rep,name=phases,proto3" json:"phases,omitempty"`                           // it begins in the first; none: the spec holds all its life
+	Cutoff        *timestamppb.Timestamp `protobuf:"bytes,45,opt,name=cutoff,proto3" json:"cutoff,omitempty"`                           // what is newer the mirror of packages hides; absent: nothing
+	MirrorDeny    []string               `protobuf:"bytes,46,rep,name=mirror_deny,json=mirrorDeny,proto3" json:"mirror_deny,omitempty"` // what it refuses: "pypi:requests"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -223,6 +225,20 @@ func (x *Spec) GetAllow() []*NetworkRule {
 func (x *Spec) GetPhases() []*Phase {
 	if x != nil {
 		return x.Phases
+	}
+	return nil
+}
+
+func (x *Spec) GetCutoff() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Cutoff
+	}
+	return nil
+}
+
+func (x *Spec) GetMirrorDeny() []string {
+	if x != nil {
+		return x.MirrorDeny
 	}
 	return nil
 }
@@ -445,13 +461,14 @@ func (x *PhaseState) GetMoving() string {
 	return ""
 }
 
-// NetworkRule opens something: of a domain, or of addresses.
+// NetworkRule opens something: of a domain, of addresses, or of the mirror of packages.
 type NetworkRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Domain        string                 `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`     // "pypi.org", or "*.pypi.org": every name below
 	Cidr          string                 `protobuf:"bytes,2,opt,name=cidr,proto3" json:"cidr,omitempty"`         // "203.0.113.0/24", or one address
 	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // "tcp" (default), "udp"; of addresses also "icmp", "any"
 	Ports         []string               `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`       // "443", "8000-8999"; default: 80 and 443 of a domain, all of addresses
+	Mirror        string                 `protobuf:"bytes,5,opt,name=mirror,proto3" json:"mirror,omitempty"`     // "pypi", "npm", "go" or "debian"; without protocol and ports
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -512,6 +529,13 @@ func (x *NetworkRule) GetPorts() []string {
 		return x.Ports
 	}
 	return nil
+}
+
+func (x *NetworkRule) GetMirror() string {
+	if x != nil {
+		return x.Mirror
+	}
+	return ""
 }
 
 // Network is what a sandbox may reach now.
@@ -797,6 +821,7 @@ type Sandbox struct {
 	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"`     // what it is blamed on; absent: nothing
 	Network       *Network               `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"` // absent: as in its spec, never changed
 	Phase         *PhaseState            `protobuf:"bytes,40,opt,name=phase,proto3" json:"phase,omitempty"`     // absent: it has no phases
+	Grades        []*GradeResponse       `protobuf:"bytes,50,rep,name=grades,proto3" json:"grades,omitempty"`   // the last ones, oldest first; a list leaves them out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -939,6 +964,13 @@ func (x *Sandbox) GetNetwork() *Network {
 func (x *Sandbox) GetPhase() *PhaseState {
 	if x != nil {
 		return x.Phase
+	}
+	return nil
+}
+
+func (x *Sandbox) GetGrades() []*GradeResponse {
+	if x != nil {
+		return x.Grades
 	}
 	return nil
 }
@@ -3242,11 +3274,228 @@ func (x *StatsResponse) GetPidsDenied() int64 {
 	return 0
 }
 
+// GradeRequest asks for a grading, see docs/formats/grade.md.
+type GradeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	CallId        string                 `protobuf:"bytes,2,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	Where         string                 `protobuf:"bytes,3,opt,name=where,proto3" json:"where,omitempty"` // "fresh" (default), "same"
+	Command       []string               `protobuf:"bytes,4,rep,name=command,proto3" json:"command,omitempty"`
+	Paths         []string               `protobuf:"bytes,5,rep,name=paths,proto3" json:"paths,omitempty"`     // declared; none: the working directory
+	Exclude       []string               `protobuf:"bytes,6,rep,name=exclude,proto3" json:"exclude,omitempty"` // globs of whole paths
+	Env           map[string]string      `protobuf:"bytes,7,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
+	User          string                 `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`          // default "60606:60606"
+	Timeout       float64                `protobuf:"fixed64,10,opt,name=timeout,proto3" json:"timeout,omitempty"` // seconds; default 600
+	Layers        []string               `protobuf:"bytes,11,rep,name=layers,proto3" json:"layers,omitempty"`     // only the grader gets them
+	Files         []*GradeFile           `protobuf:"bytes,12,rep,name=files,proto3" json:"files,omitempty"`       // only the grader gets them
+	Network       string                 `protobuf:"bytes,13,opt,name=network,proto3" json:"network,omitempty"`   // default "none"
+	Allow         []*NetworkRule         `protobuf:"bytes,14,rep,name=allow,proto3" json:"allow,omitempty"`
+	Limits        *Limits                `protobuf:"bytes,15,opt,name=limits,proto3" json:"limits,omitempty"` // zero fields: those of the sandbox
+	Verify        []string               `protobuf:"bytes,16,rep,name=verify,proto3" json:"verify,omitempty"` // of "same"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GradeRequest) Reset() {
+	*x = GradeRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GradeRequest) ProtoMessage() {}
+
+func (x *GradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GradeRequest.ProtoReflect.Descriptor instead.
+func (*GradeRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *GradeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetWhere() string {
+	if x != nil {
+		return x.Where
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetExclude() []string {
+	if x != nil {
+		return x.Exclude
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetWorkdir() string {
+	if x != nil {
+		return x.Workdir
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetTimeout() float64 {
+	if x != nil {
+		return x.Timeout
+	}
+	return 0
+}
+
+func (x *GradeRequest) GetLayers() []string {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetFiles() []*GradeFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetAllow() []*NetworkRule {
+	if x != nil {
+		return x.Allow
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetLimits() *Limits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetVerify() []string {
+	if x != nil {
+		return x.Verify
+	}
+	return nil
+}
+
+type GradeFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GradeFile) Reset() {
+	*x = GradeFile{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GradeFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GradeFile) ProtoMessage() {}
+
+func (x *GradeFile) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GradeFile.ProtoReflect.Descriptor instead.
+func (*GradeFile) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *GradeFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *GradeFile) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x06\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe2\x06\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -3271,7 +3520,10 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\vrollout_key\x18\x13 \x01(\tR\n" +
 	"rolloutKey\x12*\n" +
 	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12&\n" +
-	"\x06phases\x18( \x03(\v2\x0e.dsec.v1.PhaseR\x06phases\x1a6\n" +
+	"\x06phases\x18( \x03(\v2\x0e.dsec.v1.PhaseR\x06phases\x122\n" +
+	"\x06cutoff\x18- \x01(\v2\x1a.google.protobuf.TimestampR\x06cutoff\x12\x1f\n" +
+	"\vmirror_deny\x18. \x03(\tR\n" +
+	"mirrorDeny\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -3302,12 +3554,13 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x120\n" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
-	"\x06moving\x18\x04 \x01(\tR\x06moving\"k\n" +
+	"\x06moving\x18\x04 \x01(\tR\x06moving\"\x83\x01\n" +
 	"\vNetworkRule\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x14\n" +
-	"\x05ports\x18\x04 \x03(\tR\x05ports\"i\n" +
+	"\x05ports\x18\x04 \x03(\tR\x05ports\x12\x16\n" +
+	"\x06mirror\x18\x05 \x01(\tR\x06mirror\"i\n" +
 	"\aNetwork\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12*\n" +
 	"\x05allow\x18\x02 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x1e\n" +
@@ -3330,7 +3583,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"keepFailed\";\n" +
 	"\tHostMount\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\xc2\x04\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xf2\x04\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12!\n" +
@@ -3348,7 +3601,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x04kept\x18\r \x01(\v2\r.dsec.v1.KeptR\x04kept\x12$\n" +
 	"\x05blame\x18\x0e \x01(\v2\x0e.dsec.v1.BlameR\x05blame\x12*\n" +
 	"\anetwork\x18\x0f \x01(\v2\x10.dsec.v1.NetworkR\anetwork\x12)\n" +
-	"\x05phase\x18( \x01(\v2\x13.dsec.v1.PhaseStateR\x05phase\"k\n" +
+	"\x05phase\x18( \x01(\v2\x13.dsec.v1.PhaseStateR\x05phase\x12.\n" +
+	"\x06grades\x182 \x03(\v2\x16.dsec.v1.GradeResponseR\x06grades\"k\n" +
 	"\x05Blame\x12\x14\n" +
 	"\x05cause\x18\x01 \x01(\tR\x05cause\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
@@ -3514,7 +3768,31 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x03R\tdiskLimit\x12\x1b\n" +
 	"\toom_kills\x18\v \x01(\x03R\boomKills\x12\x1f\n" +
 	"\vpids_denied\x18\f \x01(\x03R\n" +
-	"pidsDenied2\x82\a\n" +
+	"pidsDenied\"\x92\x04\n" +
+	"\fGradeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\acall_id\x18\x02 \x01(\tR\x06callId\x12\x14\n" +
+	"\x05where\x18\x03 \x01(\tR\x05where\x12\x18\n" +
+	"\acommand\x18\x04 \x03(\tR\acommand\x12\x14\n" +
+	"\x05paths\x18\x05 \x03(\tR\x05paths\x12\x18\n" +
+	"\aexclude\x18\x06 \x03(\tR\aexclude\x120\n" +
+	"\x03env\x18\a \x03(\v2\x1e.dsec.v1.GradeRequest.EnvEntryR\x03env\x12\x18\n" +
+	"\aworkdir\x18\b \x01(\tR\aworkdir\x12\x12\n" +
+	"\x04user\x18\t \x01(\tR\x04user\x12\x18\n" +
+	"\atimeout\x18\n" +
+	" \x01(\x01R\atimeout\x12\x16\n" +
+	"\x06layers\x18\v \x03(\tR\x06layers\x12(\n" +
+	"\x05files\x18\f \x03(\v2\x12.dsec.v1.GradeFileR\x05files\x12\x18\n" +
+	"\anetwork\x18\r \x01(\tR\anetwork\x12*\n" +
+	"\x05allow\x18\x0e \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12'\n" +
+	"\x06limits\x18\x0f \x01(\v2\x0f.dsec.v1.LimitsR\x06limits\x12\x16\n" +
+	"\x06verify\x18\x10 \x03(\tR\x06verify\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"3\n" +
+	"\tGradeFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\xba\a\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -3532,7 +3810,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\bSetPhase\x12\x18.dsec.v1.SetPhaseRequest\x1a\x19.dsec.v1.SetPhaseResponse\x129\n" +
 	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x12<\n" +
 	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
-	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
+	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponse\x126\n" +
+	"\x05Grade\x12\x15.dsec.v1.GradeRequest\x1a\x16.dsec.v1.GradeResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_sandboxes_proto_rawDescOnce sync.Once
@@ -3546,7 +3825,7 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*Phase)(nil),                 // 1: dsec.v1.Phase
@@ -3594,97 +3873,109 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Change)(nil),                // 43: dsec.v1.Change
 	(*StatsRequest)(nil),          // 44: dsec.v1.StatsRequest
 	(*StatsResponse)(nil),         // 45: dsec.v1.StatsResponse
-	nil,                           // 46: dsec.v1.Spec.EnvEntry
-	nil,                           // 47: dsec.v1.Spec.LabelsEntry
-	nil,                           // 48: dsec.v1.ListRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
-	(*Result)(nil),                // 50: dsec.v1.Result
-	(*Step)(nil),                  // 51: dsec.v1.Step
-	(*ErrorDetail)(nil),           // 52: dsec.v1.ErrorDetail
+	(*GradeRequest)(nil),          // 46: dsec.v1.GradeRequest
+	(*GradeFile)(nil),             // 47: dsec.v1.GradeFile
+	nil,                           // 48: dsec.v1.Spec.EnvEntry
+	nil,                           // 49: dsec.v1.Spec.LabelsEntry
+	nil,                           // 50: dsec.v1.ListRequest.LabelsEntry
+	nil,                           // 51: dsec.v1.GradeRequest.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 52: google.protobuf.Timestamp
+	(*Result)(nil),                // 53: dsec.v1.Result
+	(*Step)(nil),                  // 54: dsec.v1.Step
+	(*GradeResponse)(nil),         // 55: dsec.v1.GradeResponse
+	(*ErrorDetail)(nil),           // 56: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	46, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	48, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	5,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	6,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	7,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	47, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	49, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	3,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
 	1,  // 6: dsec.v1.Spec.phases:type_name -> dsec.v1.Phase
-	4,  // 7: dsec.v1.Phase.network:type_name -> dsec.v1.Network
-	5,  // 8: dsec.v1.Phase.limits:type_name -> dsec.v1.Limits
-	49, // 9: dsec.v1.PhaseState.since:type_name -> google.protobuf.Timestamp
-	3,  // 10: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
-	0,  // 11: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	50, // 12: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	49, // 13: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	49, // 14: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	49, // 15: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	51, // 16: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
-	10, // 17: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
-	9,  // 18: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
-	4,  // 19: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
-	2,  // 20: dsec.v1.Sandbox.phase:type_name -> dsec.v1.PhaseState
-	49, // 21: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	49, // 22: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
-	0,  // 23: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
-	8,  // 24: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
-	0,  // 25: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
-	8,  // 26: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	52, // 27: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
-	8,  // 28: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	48, // 29: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
-	8,  // 30: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	8,  // 31: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
-	8,  // 32: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
-	8,  // 33: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	8,  // 34: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
-	8,  // 35: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	3,  // 36: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
-	8,  // 37: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
-	8,  // 38: dsec.v1.SetPhaseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	37, // 39: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	40, // 40: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	38, // 41: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	37, // 42: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	39, // 43: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	39, // 44: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	49, // 45: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	43, // 46: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	11, // 47: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	13, // 48: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	15, // 49: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	17, // 50: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	19, // 51: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	21, // 52: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	23, // 53: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	25, // 54: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	27, // 55: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	29, // 56: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	31, // 57: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	33, // 58: dsec.v1.Sandboxes.SetPhase:input_type -> dsec.v1.SetPhaseRequest
-	35, // 59: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	41, // 60: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	44, // 61: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	12, // 62: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	14, // 63: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	16, // 64: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	18, // 65: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	20, // 66: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	22, // 67: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	24, // 68: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	26, // 69: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	28, // 70: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	30, // 71: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	32, // 72: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	34, // 73: dsec.v1.Sandboxes.SetPhase:output_type -> dsec.v1.SetPhaseResponse
-	36, // 74: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	42, // 75: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	45, // 76: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	62, // [62:77] is the sub-list for method output_type
-	47, // [47:62] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	52, // 7: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
+	4,  // 8: dsec.v1.Phase.network:type_name -> dsec.v1.Network
+	5,  // 9: dsec.v1.Phase.limits:type_name -> dsec.v1.Limits
+	52, // 10: dsec.v1.PhaseState.since:type_name -> google.protobuf.Timestamp
+	3,  // 11: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
+	0,  // 12: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
+	53, // 13: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	52, // 14: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	52, // 15: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	52, // 16: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	54, // 17: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	10, // 18: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
+	9,  // 19: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
+	4,  // 20: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
+	2,  // 21: dsec.v1.Sandbox.phase:type_name -> dsec.v1.PhaseState
+	55, // 22: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
+	52, // 23: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	52, // 24: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	0,  // 25: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
+	8,  // 26: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
+	0,  // 27: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
+	8,  // 28: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
+	56, // 29: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	8,  // 30: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
+	50, // 31: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	8,  // 32: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	8,  // 33: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 34: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 35: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 36: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 37: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	3,  // 38: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
+	8,  // 39: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 40: dsec.v1.SetPhaseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	37, // 41: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	40, // 42: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	38, // 43: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	37, // 44: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	39, // 45: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	39, // 46: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	52, // 47: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	43, // 48: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	51, // 49: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
+	47, // 50: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
+	3,  // 51: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
+	5,  // 52: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
+	11, // 53: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	13, // 54: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	15, // 55: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	17, // 56: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	19, // 57: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	21, // 58: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	23, // 59: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	25, // 60: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	27, // 61: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	29, // 62: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	31, // 63: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	33, // 64: dsec.v1.Sandboxes.SetPhase:input_type -> dsec.v1.SetPhaseRequest
+	35, // 65: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	41, // 66: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	44, // 67: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	46, // 68: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
+	12, // 69: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	14, // 70: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	16, // 71: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	18, // 72: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	20, // 73: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	22, // 74: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	24, // 75: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	26, // 76: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	28, // 77: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	30, // 78: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	32, // 79: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	34, // 80: dsec.v1.Sandboxes.SetPhase:output_type -> dsec.v1.SetPhaseResponse
+	36, // 81: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	42, // 82: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	45, // 83: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	55, // 84: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
+	69, // [69:85] is the sub-list for method output_type
+	53, // [53:69] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -3693,6 +3984,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 		return
 	}
 	file_dsec_v1_common_proto_init()
+	file_dsec_v1_grade_proto_init()
 	file_dsec_v1_sandboxes_proto_msgTypes[14].OneofWrappers = []any{
 		(*CreateManyResponse_Sandbox)(nil),
 		(*CreateManyResponse_Error)(nil),
@@ -3703,7 +3995,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   49,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

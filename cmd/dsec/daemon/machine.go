@@ -20,6 +20,7 @@ import (
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/netpolicy/bpf"
 	"github.com/opendsec/dsec/netpolicy/dns"
+	"github.com/opendsec/dsec/netpolicy/mirror"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime/container"
@@ -35,6 +36,8 @@ type machine struct {
 	gate    *bpf.Gate     // of the network
 	names   *dns.Server   // that its sandboxes ask for
 	tier    *container.Runtime
+
+	packages *mirror.Attendance // nil: no mirror is served
 
 	// What a machine has that serves layers on demand; unset in those that live
 	// for one command.
@@ -123,7 +126,9 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 				return nil
 			}
 			m.gate, m.network = g, n
-			m.names, err = serveNames(n, log)
+			if m.names, err = serveNames(n, log); err == nil && m.onDemand && !m.ending {
+				m.attend(s, log)
+			}
 			return err
 		}, Undo: func(context.Context) error {
 			if m.network == nil {
@@ -132,6 +137,9 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			var err error
 			if m.names != nil {
 				err = m.names.Close()
+			}
+			if m.packages != nil {
+				err = errors.Join(err, m.packages.Close())
 			}
 			return errors.Join(err, m.network.Close(), m.gate.Close())
 		}},
@@ -219,7 +227,7 @@ func serveNames(n *veth.Network, log *slog.Logger) (*dns.Server, error) {
 }
 
 func networkConfig(s *settings, keeper veth.Keeper) (veth.Config, error) {
-	c := veth.Config{Name: s.Instance, Keeper: keeper, Conns: s.Node.OpenConns}
+	c := veth.Config{Name: s.Instance, Keeper: keeper, Conns: s.Node.OpenConns, Mirror: true}
 	var err error
 	if s.Node.Subnet != "" { // else of a machine for the moment, which takes a free one
 		if c.Subnet, err = netip.ParsePrefix(s.Node.Subnet); err != nil {

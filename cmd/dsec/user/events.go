@@ -48,7 +48,7 @@ func Events() *cobra.Command {
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on; without --since only what is new")
 	c.Flags().DurationVar(&since, "since", 0, "only from so long ago on, like 10m")
-	c.Flags().StringArrayVar(&types, "type", nil, "only of this type: state, exec_started, exec_exited, oom, expiry_warning, files, adopted, layer_error, note (repeat)")
+	c.Flags().StringArrayVar(&types, "type", nil, "only of this type: state, exec_started, exec_exited, oom, expiry_warning, files, adopted, layer_error, disk_error, network, network_refused, repercussion, note (repeat)")
 	c.Flags().StringArrayVarP(&labels, "label", "l", nil, "only of sandboxes with NAME=VALUE (repeat)")
 	c.Flags().StringVar(&e.Rollout, "rollout", "", "only of this rollout")
 	return c

@@ -13,17 +13,18 @@ import (
 	"github.com/opendsec/dsec/client"
 )
 
-const allowHelp = `NAME, *.NAME, address or CIDR, then ports and a protocol: "pypi.org", "10.1.2.0/24,5432,8000-8999", "9.9.9.9,udp,53" (repeat)`
+const allowHelp = `NAME, *.NAME, address or CIDR, then ports and a protocol: "pypi.org", "10.1.2.0/24,5432,8000-8999", "9.9.9.9,udp,53"; or "mirror:pypi", npm, go, debian (repeat)`
 
 // Network is the verb that shows and changes what a sandbox may reach.
 func Network() *cobra.Command {
 	var allow []string
 	c := &cobra.Command{
-		Use:   "network SANDBOX [none|allow-list|open]",
+		Use:   "network SANDBOX [none|allow-list|mirror-only|open]",
 		Short: "Show or change what a sandbox may reach",
 		Long: `Changes what a running sandbox may reach. When it returns, what the new policy does not open
 is closed, and connections there are dead. With the mode allow-list only what --allow names is
-open: a domain with ports 80 and 443 unless others are given, an address with all ports.
+open: a domain with ports 80 and 443 unless others are given, an address with all ports. With
+mirror-only the node's mirror of packages is, as of the cut-off the sandbox was made with.
 
 A sandbox that was made with the mode none has no network, and cannot be given one: make it
 with the mode allow-list and no rules, if it is to get some later.`,
@@ -81,8 +82,14 @@ func describeNetwork(w io.Writer, n dsec.NetworkState) error {
 	return nil
 }
 
+// mirrorPrefix of --allow is followed by a service.
+const mirrorPrefix = "mirror:"
+
 // ruleText is a rule as --allow takes it.
 func ruleText(r dsec.NetworkRule) string {
+	if r.Mirror != "" {
+		return mirrorPrefix + r.Mirror
+	}
 	parts := []string{r.Domain + r.CIDR}
 	if r.Protocol != "" {
 		parts = append(parts, r.Protocol)
@@ -95,6 +102,9 @@ func parseRules(list []string) (out []dsec.NetworkRule) {
 	for _, s := range list {
 		parts := strings.Split(s, ",")
 		r := dsec.NetworkRule{Domain: parts[0]}
+		if service, ok := strings.CutPrefix(parts[0], mirrorPrefix); ok {
+			r = dsec.NetworkRule{Mirror: service}
+		}
 		if _, err := netip.ParseAddr(parts[0]); err == nil || strings.Contains(parts[0], "/") {
 			r = dsec.NetworkRule{CIDR: parts[0]}
 		}

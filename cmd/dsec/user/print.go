@@ -50,6 +50,7 @@ func printJSON(w io.Writer, v any) error {
 var (
 	durationType = reflect.TypeFor[time.Duration]()
 	timeType     = reflect.TypeFor[time.Time]()
+	rawType      = reflect.TypeFor[json.RawMessage]()
 )
 
 // plain turns a value into what JSON has, durations in seconds and bytes as
@@ -61,7 +62,7 @@ func plain(v reflect.Value) any {
 	switch v.Type() {
 	case durationType:
 		return time.Duration(v.Int()).Seconds()
-	case timeType:
+	case timeType, rawType:
 		return v.Interface()
 	}
 	switch v.Kind() {

@@ -21,6 +21,7 @@ type specFlags struct {
 	mounts  []string
 	network string
 	allow   []string
+	cutoff  string
 	oom     string
 	phases  string
 	memory  limitFlag
@@ -37,8 +38,10 @@ func (s *specFlags) register(c *cobra.Command) {
 	f.StringVarP(&p.User, "user", "u", "", "user of commands: name, uid or uid:gid (default: the image's)")
 	f.StringVarP(&p.Workdir, "workdir", "w", "", "directory of commands, made if missing (default: the image's)")
 	f.StringVar(&p.Hostname, "hostname", "", "host name (default: the id)")
-	f.StringVar(&s.network, "network", string(dsec.NetworkNone), "none (loopback only), allow-list (what --allow names) or open")
+	f.StringVar(&s.network, "network", string(dsec.NetworkNone), "none (loopback only), allow-list (what --allow names), mirror-only (the node's mirror of packages) or open")
 	f.StringArrayVar(&s.allow, "allow", nil, "of --network allow-list: "+allowHelp)
+	f.StringVar(&s.cutoff, "cutoff", "", "the mirror of packages hides what is newer: 2025-01-31 (that day and all after it) or 2025-01-31T12:00:00Z")
+	f.StringArrayVar(&p.MirrorDeny, "mirror-deny", nil, "name that the mirror refuses, like pypi:requests (repeat)")
 	f.Float64Var(&p.Limits.CPU, "cpu", 0, "cores, like 0.5 (default 1)")
 	s.memory.least, s.disk.least = dsec.MinMemory, dsec.MinDisk
 	f.Var(&s.memory, "memory", "memory, like 512MiB (default 1GiB)")
@@ -50,7 +53,7 @@ func (s *specFlags) register(c *cobra.Command) {
 	f.DurationVar(&p.Lifetimes.Retention, "retention", 0, "delete a sandbox so long after it stopped, disk and all (default 1h)")
 	f.DurationVar(&p.Lifetimes.KeepFailed, "keep-on-failure", 0, "pack the disk before it goes, if the sandbox does not end well, and keep it so long, like 24h")
 	f.StringVar(&s.phases, "phases", "", "file with a JSON list of phases, - is stdin; see dsec phase --help")
-	f.StringVar(&p.Profile, "profile", "", "system calls: build or debug (default build)")
+	f.StringVar(&p.Profile, "profile", "", "system calls: build, debug, pwn, desktop or nested, see dsec profile (default build)")
 	f.BoolVar(&p.NoNewPrivs, "no-new-privs", false, "refuse setuid programs inside")
 	f.StringVar(&s.oom, "oom", "", "what out of memory ends: exec or sandbox (default exec)")
 	f.StringArrayVar(&s.mounts, "mount", nil, "SOURCE:TARGET, read-only, below a root the node allows (repeat)")
@@ -65,10 +68,13 @@ func (s *specFlags) build(image string) (dsec.Spec, error) {
 	p.Tier, p.Image, p.Network, p.OOM = dsec.Tier(s.tier), dsec.LayerRef(image), dsec.NetworkMode(s.network), dsec.OOMPolicy(s.oom)
 	p.Limits.Memory, p.Limits.Disk, p.Limits.Output = int64(s.memory.bytesFlag), int64(s.disk.bytesFlag), int64(s.output)
 	p.Allow = parseRules(s.allow)
+	var err error
+	if p.Cutoff, err = parseCutoff(s.cutoff); err != nil {
+		return p, err
+	}
 	for _, l := range s.layers {
 		p.Layers = append(p.Layers, dsec.LayerRef(l))
 	}
-	var err error
 	if p.Env, err = pairs("env", s.env); err != nil {
 		return p, err
 	}
@@ -86,6 +92,20 @@ func (s *specFlags) build(image string) (dsec.Spec, error) {
 		p.Mounts = append(p.Mounts, dsec.HostMount{Source: from, Target: to})
 	}
 	return p, p.Validate()
+}
+
+// parseCutoff reads a time, or a day, whose begin in UTC is the last moment that is
+// seen.
+func parseCutoff(s string) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	for _, layout := range []string{time.DateOnly, time.RFC3339Nano} {
+		if t, err := time.Parse(layout, s); err == nil {
+			return t.UTC(), nil
+		}
+	}
+	return time.Time{}, dsec.Errorf(dsec.Invalid, "read flag", "--cutoff", "%s, want 2025-01-31 or 2025-01-31T12:00:00Z", dsec.Quote(s))
 }
 
 // pairs reads NAME=VALUE.

@@ -118,6 +118,7 @@ func (t told) print(w io.Writer) error {
 	if k := sb.Kept; k != nil {
 		p.line("disk", fmt.Sprintf("kept until %s: dsec debug %s", k.Until.Local().Format(time.DateTime), sb.ID))
 	}
+	printGrades(p, sb.Grades)
 	t.printLimits(p)
 	t.printCommands(p)
 	t.printDenials(p)
@@ -216,7 +217,8 @@ func ending(r process.Result) string {
 func (t told) printDenials(p *page) {
 	var lines []dsec.Event
 	for _, e := range t.Events {
-		if e.Type == dsec.EventOOM || e.Type == dsec.EventLayerError || e.Type == dsec.EventNote || e.Type == dsec.EventExpiryWarning {
+		switch e.Type {
+		case dsec.EventOOM, dsec.EventLayerError, dsec.EventDiskError, dsec.EventRefused, dsec.EventRepercussion, dsec.EventNote, dsec.EventExpiryWarning:
 			lines = append(lines, e)
 		}
 	}

@@ -6,7 +6,7 @@ struct image {
 	u64 bounding, permitted, inheritable, ambient, effective;
 	u32 nfilter, filter, nrlimits, rlimits;
 	u32 umask, landlock, cwd, oom;                 /* landlock 0: none */
-	u32 argv, envp, paths, pad;                    /* arrays of u64 offsets, 0 ends them */
+	u32 argv, envp, paths, apparmor;               /* arrays of u64 offsets, 0 ends them; text, 0: none */
 	u16 rows, cols, pad2[2];
 };
 enum { I_NNP = 1, I_PTY = 2, I_FILE = 4 };         /* I_FILE: run the descriptor after stdio */
@@ -159,6 +159,11 @@ static void join(struct request *q, u64 size, int *fds)
 		fd = sys4(__NR_openat, PROC, "self/oom_score_adj", O_WRONLY | O_CLOEXEC, 0);
 		if (fd < 0 || (e = sys3(__NR_write, fd, base + m->oom, length(base + m->oom))) < 0)
 			die(report, S_OOM, fd < 0 ? fd : e);
+	}
+	if (m->apparmor) { /* here, where /proc is the machine's: the child takes it over */
+		fd = sys4(__NR_openat, PROC, "self/attr/apparmor/exec", O_WRONLY | O_CLOEXEC, 0);
+		if (fd < 0 || (e = sys3(__NR_write, fd, base + m->apparmor, length(base + m->apparmor))) < 0)
+			die(report, S_APPARMOR, fd < 0 ? fd : e);
 	}
 	for (u32 i = 0; i < q->count; i++)
 		if ((e = sys3(__NR_write, fds[3 + i], "0", 1)) < 0)

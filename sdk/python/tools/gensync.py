@@ -49,7 +49,7 @@ from .errors import DsecError
 from .network import NetworkRule
 from .phases import PhaseState
 from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
-                    Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
+                    Grade, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -63,6 +63,8 @@ const (
 	SandboxesChangesProcedure = "/dsec.v1.Sandboxes/Changes"
 	// SandboxesStatsProcedure is the fully-qualified name of the Sandboxes's Stats RPC.
 	SandboxesStatsProcedure = "/dsec.v1.Sandboxes/Stats"
+	// SandboxesGradeProcedure is the fully-qualified name of the Sandboxes's Grade RPC.
+	SandboxesGradeProcedure = "/dsec.v1.Sandboxes/Grade"
 )
 
 // SandboxesClient is a client for the dsec.v1.Sandboxes service.
@@ -98,6 +100,10 @@ type SandboxesClient interface {
 	// the disk is there, or is kept because the sandbox failed.
 	Changes(context.Context, *v1.ChangesRequest) (*v1.ChangesResponse, error)
 	Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error)
+	// Grade runs a grader on what was done in it, in a fresh sandbox unless it is
+	// asked for otherwise. An error says that no grading took place. It goes on when
+	// its caller goes away: ask again with the same call_id.
+	Grade(context.Context, *v1.GradeRequest) (*v1.GradeResponse, error)
 }
 
 // NewSandboxesClient constructs a client for the dsec.v1.Sandboxes service. By default, it uses the
@@ -201,6 +207,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("Stats")),
 			connect.WithClientOptions(opts...),
 		),
+		grade: connect.NewClient[v1.GradeRequest, v1.GradeResponse](
+			httpClient,
+			baseURL+SandboxesGradeProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Grade")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -221,6 +233,7 @@ type sandboxesClient struct {
 	commit     *connect.Client[v1.CommitRequest, v1.CommitResponse]
 	changes    *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
 	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
+	grade      *connect.Client[v1.GradeRequest, v1.GradeResponse]
 }
 
 // Create calls dsec.v1.Sandboxes.Create.
@@ -354,6 +367,15 @@ func (c *sandboxesClient) Stats(ctx context.Context, req *v1.StatsRequest) (*v1.
 	return nil, err
 }
 
+// Grade calls dsec.v1.Sandboxes.Grade.
+func (c *sandboxesClient) Grade(ctx context.Context, req *v1.GradeRequest) (*v1.GradeResponse, error) {
+	response, err := c.grade.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // SandboxesHandler is an implementation of the dsec.v1.Sandboxes service.
 type SandboxesHandler interface {
 	// Create returns when the sandbox runs. Its key is spec.call_id.
@@ -387,6 +409,10 @@ type SandboxesHandler interface {
 	// the disk is there, or is kept because the sandbox failed.
 	Changes(context.Context, *v1.ChangesRequest) (*v1.ChangesResponse, error)
 	Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error)
+	// Grade runs a grader on what was done in it, in a fresh sandbox unless it is
+	// asked for otherwise. An error says that no grading took place. It goes on when
+	// its caller goes away: ask again with the same call_id.
+	Grade(context.Context, *v1.GradeRequest) (*v1.GradeResponse, error)
 }
 
 // NewSandboxesHandler builds an HTTP handler from the service implementation. It returns the path
@@ -486,6 +512,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("Stats")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesGradeHandler := connect.NewUnaryHandlerSimple(
+		SandboxesGradeProcedure,
+		svc.Grade,
+		connect.WithSchema(sandboxesMethods.ByName("Grade")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.Sandboxes/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SandboxesCreateProcedure:
@@ -518,6 +550,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesChangesHandler.ServeHTTP(w, r)
 		case SandboxesStatsProcedure:
 			sandboxesStatsHandler.ServeHTTP(w, r)
+		case SandboxesGradeProcedure:
+			sandboxesGradeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -585,4 +619,8 @@ func (UnimplementedSandboxesHandler) Changes(context.Context, *v1.ChangesRequest
 
 func (UnimplementedSandboxesHandler) Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Stats is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Grade(context.Context, *v1.GradeRequest) (*v1.GradeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Grade is not implemented"))
 }

@@ -16,7 +16,7 @@ from ._wire import Json
 from .errors import DsecError, NotFound, SandboxGone, Timeout
 from .network import NetworkRule, rules
 from .phases import PhaseState
-from .types import (Artifact, Diff, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
+from .types import (Artifact, Diff, Grade, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
                     parse_size)
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class AsyncSandbox:
         return await self._change("Renew")
 
     async def set_network(self, mode: str, allow: Sequence[str | NetworkRule] = ()) -> SandboxInfo:
-        """Changes what it may reach: "none", "allow-list" (what ``allow`` names) or "open".
+        """Changes what it may reach: "none", "allow-list" (what ``allow`` names), "mirror-only" or "open".
 
         When it returns, what the policy does not open is closed, and connections
         there are dead. ``info.network`` has the policy and its generation. Raises
@@ -328,6 +328,37 @@ class AsyncSandbox:
     async def commit(self, tag: str, *, scrub: Scrub | bool = False) -> str:
         """Is ``pack_diff`` with a tag for those who want the digest only."""
         return (await self.pack_diff(tag, scrub=scrub)).digest
+
+    async def grade(self, command: Command, *, paths: Sequence[str] = (), where: str = "fresh", exclude: Sequence[str] = (),
+                    files: Mapping[str, bytes | str] | None = None, layers: Sequence[str] = (),
+                    env: Mapping[str, str] | None = None, workdir: str = "", user: str = "", timeout: float = 600,
+                    network: str = "", allow: Sequence[str | NetworkRule] = (), memory: Size = 0, cpu: float = 0,
+                    verify: Sequence[str] = (), call_id: str = "") -> Grade:
+        """Grades what was done in it, in a fresh sandbox of the same layers.
+
+        That one gets what this one has at the declared ``paths`` (default: the working
+        directory), and nothing else of it; then what only the grader has, ``layers``
+        and ``files`` (content by path). ``command`` writes the reward, a JSON number or
+        an object with one under "reward", to the file that $DSEC_REWARD names, and
+        ends with 0, within ``timeout`` seconds. It runs as a user that nobody else is,
+        unless ``user`` says otherwise. This sandbox may run, be paused or stopped.
+
+        ``where="same"`` runs it here, if the programs and libraries that it stands on,
+        and what ``verify`` names, are as in the layers.
+
+        A Grade says what was found; an exception, that no grading took place. The same
+        ``call_id`` again gives the same grade.
+        """
+        if timeout <= 0:
+            raise ValueError(f"timeout of {timeout} s is not positive")
+        content = {p: b.encode() if isinstance(b, str) else bytes(b) for p, b in (files or {}).items()}
+        request = w.drop_empty({
+            "id": self.id, "call_id": call_id or new_key(), "where": where, "command": argv_of(command, "/bin/sh"), "paths": list(paths),
+            "exclude": list(exclude), "layers": list(layers), "env": dict(env or {}), "workdir": workdir, "user": user,
+            "timeout": timeout, "network": network, "allow": rules(allow), "verify": list(verify),
+            "files": [{"path": p, "data": w.b64(b)} for p, b in content.items()],
+            "limits": w.drop_empty({"memory": str(parse_size(memory)) if memory else "", "cpu": cpu})})
+        return Grade.from_wire(await self._client._call("Sandboxes/Grade", request, timeout=1800.0))
 
     async def diff(self, most: int = 0) -> Diff:
         """What its disk differs in from its layers; at most so many paths (0: 100,000)."""

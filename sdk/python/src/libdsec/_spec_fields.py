@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime
 from typing import Mapping, Sequence, TypedDict
 
 from .network import NetworkRule
@@ -20,6 +21,8 @@ class SpecFields(TypedDict, total=False):
     hostname: str
     network: str
     allow: Sequence[str | NetworkRule]
+    cutoff: datetime | date | str | None
+    mirror_deny: Sequence[str]
     cpu: float
     cpu_weight: int
     memory: Size

@@ -25,7 +25,7 @@ from .errors import DsecError
 from .network import NetworkRule
 from .phases import PhaseState
 from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
-                    Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
+                    Grade, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -285,7 +285,7 @@ class Sandbox:
         return self._portal.run(self._core.renew())
 
     def set_network(self, mode: str, allow: Sequence[str | NetworkRule]=()) -> SandboxInfo:
-        """Changes what it may reach: "none", "allow-list" (what ``allow`` names) or "open".
+        """Changes what it may reach: "none", "allow-list" (what ``allow`` names), "mirror-only" or "open".
 
         When it returns, what the policy does not open is closed, and connections
         there are dead. ``info.network`` has the policy and its generation. Raises
@@ -326,6 +326,24 @@ class Sandbox:
     def commit(self, tag: str, *, scrub: Scrub | bool=False) -> str:
         """Is ``pack_diff`` with a tag for those who want the digest only."""
         return self._portal.run(self._core.commit(tag, scrub=scrub))
+
+    def grade(self, command: Command, *, paths: Sequence[str]=(), where: str='fresh', exclude: Sequence[str]=(), files: Mapping[str, bytes | str] | None=None, layers: Sequence[str]=(), env: Mapping[str, str] | None=None, workdir: str='', user: str='', timeout: float=600, network: str='', allow: Sequence[str | NetworkRule]=(), memory: Size=0, cpu: float=0, verify: Sequence[str]=(), call_id: str='') -> Grade:
+        """Grades what was done in it, in a fresh sandbox of the same layers.
+
+        That one gets what this one has at the declared ``paths`` (default: the working
+        directory), and nothing else of it; then what only the grader has, ``layers``
+        and ``files`` (content by path). ``command`` writes the reward, a JSON number or
+        an object with one under "reward", to the file that $DSEC_REWARD names, and
+        ends with 0, within ``timeout`` seconds. It runs as a user that nobody else is,
+        unless ``user`` says otherwise. This sandbox may run, be paused or stopped.
+
+        ``where="same"`` runs it here, if the programs and libraries that it stands on,
+        and what ``verify`` names, are as in the layers.
+
+        A Grade says what was found; an exception, that no grading took place. The same
+        ``call_id`` again gives the same grade.
+        """
+        return self._portal.run(self._core.grade(command, paths=paths, where=where, exclude=exclude, files=files, layers=layers, env=env, workdir=workdir, user=user, timeout=timeout, network=network, allow=allow, memory=memory, cpu=cpu, verify=verify, call_id=call_id))
 
     def diff(self, most: int=0) -> Diff:
         """What its disk differs in from its layers; at most so many paths (0: 100,000)."""
