@@ -59,7 +59,8 @@ const (
 
 // CapabilityNames are those a phase may drop, by the kernel's numbers.
 var CapabilityNames = map[string]int{"chown": 0, "dac_override": 1, "fowner": 3, "fsetid": 4, "kill": 5, "setgid": 6, "setuid": 7,
-	"setpcap": 8, "net_bind_service": 10, "net_raw": 13, "sys_chroot": 18, "sys_ptrace": 19, "mknod": 27, "audit_write": 29, "setfcap": 31}
+	"setpcap": 8, "net_bind_service": 10, "net_admin": 12, "net_raw": 13, "sys_chroot": 18, "sys_ptrace": 19, "sys_admin": 21, "sys_resource": 24,
+	"mknod": 27, "audit_write": 29, "setfcap": 31}
 
 // PhaseIndex finds a phase by its name; -1: there is none.
 func (s *Spec) PhaseIndex(name string) int {

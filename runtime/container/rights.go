@@ -68,8 +68,15 @@ func (g *rights) landlock() *hold.Landlock {
 	return l
 }
 
-// CanPhase says what this kernel lacks.
+// CanPhase says what this kernel lacks, or the profile of the spec gives too much of.
 func (r *Runtime) CanPhase(s dsec.Spec) error {
+	profile, err := r.profile(s.Profile)
+	if err != nil {
+		return err
+	}
+	if len(s.Phases) > 0 && profile.Gives(confine.Mounts) {
+		return dsec.Errorf(dsec.Unsupported, "create sandbox", "phases", "with the profile %s a sandbox could undo what its phases mount", profile)
+	}
 	for _, p := range s.Phases {
 		rules := confine.Paths(p.Writable, p.Executables)
 		if rules == nil {
