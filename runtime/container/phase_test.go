@@ -282,9 +282,12 @@ func TestServicesCannotBeReachedByThoseWhoComeLater(t *testing.T) {
 		t.Errorf("%d were killed", m.Killed)
 	}
 	uid := fmt.Sprint(serviceUID("service"))
-	w.want(t, id, "grep -h -E '^(Uid|Gid|CapBnd|NoNewPrivs)' /proc/$(ps -o pid,args | grep 'sleep 1000' | grep -v grep | sed 's/^ *//; s/ .*//')/status",
-		strings.ReplaceAll("Uid:\tU\tU\tU\tU\nGid:\tU\tU\tU\tU\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\n", "U", uid))
-	of := "S=$(ps -o pid,args | grep 'sleep 1000' | grep -v grep | sed 's/^ *//; s/ .*//'); "
+	w.want(t, id, "grep -h -E '^(Uid|Gid|CapBnd|NoNewPrivs)' /proc/$(ps -o pid,args | grep ' sleep 1000$' | sed 's/^ *//; s/ .*//')/status",
+		strings.ReplaceAll("Uid:\t#\t#\t#\t#\nGid:\t#\t#\t#\t#\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\n", "#", uid))
+	if o := w.sh(t, id, "ps -o pid,args | grep ' sleep 1000$' | wc -l"); o.stdout != "1\n" {
+		t.Fatalf("processes of the service: %q", o.stdout) // what follows would mean nothing
+	}
+	of := "S=$(ps -o pid,args | grep ' sleep 1000$' | sed 's/^ *//; s/ .*//'); "
 	for _, evil := range []string{"kill $S", "kill -9 -1; kill -0 $S", "head -c 1 /proc/$S/mem", "ls -l /proc/$S/fd/0", "readlink /proc/$S/exe", "su " + uid + " -s /bin/sh -c 'kill $S'", "chroot / true && setuidgid " + uid + " kill $S",
 		"/tmp/busybox kill $S"} {
 		if o := w.sh(t, id, of+evil); o.ExitCode == 0 {
