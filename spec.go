@@ -81,6 +81,7 @@ type Spec struct {
 	NoNewPrivs bool              `json:"no_new_privs,omitempty"` // refuse setuid and file capabilities inside
 	OOM        OOMPolicy         `json:"oom,omitempty"`
 	Mounts     []HostMount       `json:"mounts,omitempty"`
+	Phases     []Phase           `json:"phases,omitempty"` // it begins in the first; none: what a spec says holds all its life
 	Labels     map[string]string `json:"labels,omitempty"`
 	CallID     string            `json:"call_id,omitempty"`     // idempotency key
 	RolloutKey string            `json:"rollout_key,omitempty"` // groups what belongs to one rollout
@@ -118,7 +119,8 @@ const (
 
 // NetworkPolicy is the one it begins with.
 func (s *Spec) NetworkPolicy() *NetworkPolicy {
-	return &NetworkPolicy{s.Network, s.Allow, s.Cutoff, s.MirrorDeny}
+	p := s.PolicyIn(0)
+	return &p
 }
 
 // Validate reports the first thing in s that can never work, as an Invalid
@@ -144,8 +146,7 @@ func (s *Spec) Validate() error {
 	if err := CheckWatch(s.Watch); err != nil {
 		return err
 	}
-	p := s.NetworkPolicy()
-	if err := p.Validate(); err != nil {
+	if err := (&NetworkPolicy{s.Network, s.Allow, s.Cutoff, s.MirrorDeny}).Validate(); err != nil {
 		return err
 	}
 	if s.Network == NetworkOpen && (!s.Cutoff.IsZero() || len(s.MirrorDeny) > 0) {
@@ -165,7 +166,10 @@ func (s *Spec) Validate() error {
 	if err := s.Lifetimes.validate(); err != nil {
 		return err
 	}
-	return s.validateMaps()
+	if err := s.validateMaps(); err != nil {
+		return err
+	}
+	return s.validatePhases()
 }
 
 // validName keeps names apart from ids and usable in paths and command lines.
@@ -201,6 +205,9 @@ func (s *Spec) texts() []text {
 		for _, p := range r.Ports {
 			all = append(all, text{"allow", p, MaxWordBytes})
 		}
+	}
+	for i := range s.Phases {
+		all = append(all, s.Phases[i].texts()...)
 	}
 	for _, d := range s.MirrorDeny {
 		all = append(all, text{"mirror_deny", d, 2 * MaxHostBytes})

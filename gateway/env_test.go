@@ -155,6 +155,13 @@ func (n *thinNode) SetNetwork(_ context.Context, id dsec.SandboxID, p dsec.Netwo
 	return *n.boxes[id], nil
 }
 
+func (n *thinNode) SetPhase(_ context.Context, id dsec.SandboxID, name, _ string) (node.Sandbox, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.boxes[id].Phase = &dsec.PhaseState{Name: name, Generation: 2}
+	return *n.boxes[id], nil
+}
+
 func (n *thinNode) Commit(context.Context, dsec.SandboxID, layer.Tag, dsec.Scrub, string) (dsec.Packed, error) {
 	return dsec.Packed{Digest: "sha256:0"}, nil
 }

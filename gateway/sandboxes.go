@@ -295,6 +295,13 @@ func (s *sandboxes) SetNetwork(ctx context.Context, req *dsecv1.SetNetworkReques
 	return resp, s.on(ctx, req.Id, wire.VerbSetNetwork, req, resp)
 }
 
+func (s *sandboxes) SetPhase(ctx context.Context, req *dsecv1.SetPhaseRequest) (*dsecv1.SetPhaseResponse, error) {
+	ctx, cancel := within(ctx, phaseWithin)
+	defer cancel()
+	resp := &dsecv1.SetPhaseResponse{}
+	return resp, s.on(ctx, req.Id, wire.VerbSetPhase, req, resp)
+}
+
 func (s *sandboxes) Commit(ctx context.Context, req *dsecv1.CommitRequest) (*dsecv1.CommitResponse, error) {
 	ctx, cancel := within(ctx, commitWithin)
 	defer cancel()

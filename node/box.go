@@ -163,7 +163,7 @@ func (b *box) appliedLocked(change func(r *record), states []dsec.State) {
 		b.emitLocked(e)
 	}
 	_ = b.step(&b.rec, change, nil) // no state: cannot err
-	if b.rec.State == dsec.Running && b.rec.Intent == intentNone {
+	if b.rec.State == dsec.Running && b.rec.Intent == intentNone && (b.rec.Phase == nil || b.rec.Phase.Moving == "") {
 		b.retryAt = time.Time{}
 	}
 }

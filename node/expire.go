@@ -152,6 +152,9 @@ func (b *box) dueLive(now time.Time) func() error {
 		b.warned = end
 		b.emitLocked(dsec.Event{Type: dsec.EventExpiryWarning, Detail: fmt.Sprintf("%s time ends at %s", which, end.UTC().Format(time.RFC3339))})
 	}
+	if p := b.rec.Phase; p != nil && p.Moving != "" && !now.Before(b.retryAt) {
+		return func() error { return n.finishPhase(n.ctx, b, nil) }
+	}
 	return nil
 }
 

@@ -220,6 +220,7 @@ type Record struct {
 // Output is the end of what an ended command wrote.
 type Output struct {
 	Exec, Argv, Status string
+	Phase              string // that it began in; "": there were none
 	Code               int
 	OOM                bool
 	Started            time.Time
@@ -249,7 +250,7 @@ func (n *Node) Record(ctx context.Context, id dsec.SandboxID) (Record, error) {
 	out := Record{Sandbox: r.sandbox(), Events: r.Events}
 	for _, o := range r.Outputs {
 		out.Outputs = append(out.Outputs, Output{Exec: o.Exec, Argv: o.Argv, Status: o.Status, Code: o.Code, OOM: o.OOM, Started: o.Started,
-			Wall: time.Duration(o.Wall * float64(time.Second)), Stdout: o.Stdout, Stderr: o.Stderr, Total: o.Total})
+			Wall: time.Duration(o.Wall * float64(time.Second)), Stdout: o.Stdout, Stderr: o.Stderr, Total: o.Total, Phase: o.Phase})
 	}
 	return out, nil
 }

@@ -50,6 +50,7 @@ type Sandbox struct {
 	Kept    *Kept              // its disk, packed because it failed; nil: it is not
 	Blame   *dsec.Blame        // what it is blamed on; nil: nothing
 	Network *dsec.NetworkState // nil: as in its spec, never changed
+	Phase   *dsec.PhaseState   // nil: it has none
 	Grades  []dsec.GradeResult // the last ones, oldest first
 }
 
@@ -86,6 +87,10 @@ type Confiner interface {
 	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error)
 	// Egress is what one that lives has reached, and what it was refused.
 	Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error)
+	// SetPhase moves a running or paused sandbox to another of its phases, and has it
+	// running. An error after the move has begun leaves it paused and moving: the same
+	// call goes on with it, and nothing but Stop and Delete does anything else.
+	SetPhase(ctx context.Context, id dsec.SandboxID, name, callID string) (Sandbox, error)
 }
 
 // Grader grades what was done in a sandbox.

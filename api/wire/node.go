@@ -21,6 +21,7 @@ const (
 	VerbRenew      = "renew"
 	VerbSetNetwork = "set_network"
 	VerbEgress     = "egress"
+	VerbSetPhase   = "set_phase"
 	VerbCommit     = "commit"
 	VerbChanges    = "changes"
 	VerbGrade      = "grade"

@@ -20,6 +20,7 @@ func Spec(s dsec.Spec) *dsecv1.Spec {
 	for _, l := range s.Layers {
 		p.Layers = append(p.Layers, string(l))
 	}
+	p.Phases = phases(s.Phases)
 	p.Allow, p.Cutoff, p.MirrorDeny = rules(s.Allow), stamp(s.Cutoff), s.MirrorDeny
 	for _, m := range s.Mounts {
 		p.Mounts = append(p.Mounts, &dsecv1.HostMount{Source: m.Source, Target: m.Target})
@@ -45,6 +46,7 @@ func SpecFrom(p *dsecv1.Spec) dsec.Spec {
 	for _, l := range p.GetLayers() {
 		s.Layers = append(s.Layers, dsec.LayerRef(l))
 	}
+	s.Phases = phasesFrom(p.GetPhases())
 	s.Allow, s.Cutoff, s.MirrorDeny = rulesFrom(p.GetAllow()), instant(p.GetCutoff()), p.GetMirrorDeny()
 	for _, m := range p.GetMounts() {
 		s.Mounts = append(s.Mounts, dsec.HostMount{Source: m.GetSource(), Target: m.GetTarget()})

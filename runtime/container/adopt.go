@@ -92,6 +92,9 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[stri
 
 // complete reports whether the creation had come to its end.
 func (r *Runtime) complete(rec *record, info hold.SandboxInfo) bool {
+	if len(rec.Request.Spec.Phases) > 0 && rec.Settled != rec.Starts {
+		return false
+	}
 	if len(rec.Request.Spec.Command) == 0 {
 		return true
 	}
@@ -125,7 +128,7 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 		return nil
 	}
 	r.witnessAdopted(ctx, sb.rec, info.PID)
-	if r.cfg.Network != nil && hasNetwork(sb.rec.Request.Spec.Network) {
+	if r.cfg.Network != nil && sb.rec.Request.Spec.HasLink() {
 		if err := r.cfg.Network.Restore(ctx, sb.id, sb.rec.policy()); err != nil { // what is in force stays so
 			r.log.Warn("names of a running sandbox cannot be asked for", "sandbox", id, "err", err)
 		}
@@ -138,6 +141,9 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 			return err
 		}
 		info.Held = false
+	}
+	if err := r.adoptPhase(ctx, sb, g); err != nil {
+		return err
 	}
 	if sb.paused, err = g.Frozen(); err != nil {
 		return err

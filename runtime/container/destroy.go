@@ -102,6 +102,9 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 	if sb.getPhase() == stopped {
 		return nil
 	}
+	if err := r.killMoving(sb); err != nil {
+		return r.wrap(op, id, err)
+	}
 	if err := r.thaw(ctx, sb); err != nil {
 		return r.wrap(op, id, err)
 	}
@@ -166,7 +169,7 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	r.acknowledge(sb.id)
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
-	sb.rec, sb.group, sb.phase, sb.exit, sb.paused, sb.stopping = &rec, nil, stopped, nil, false, false
+	sb.rec, sb.group, sb.phase, sb.exit, sb.paused, sb.stopping, sb.moving = &rec, nil, stopped, nil, false, false, false
 	return nil
 }
 
@@ -187,7 +190,8 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 		}
 	}
 	rec := *sb.record()
-	rec.Stopped, rec.Begun, rec.Starts = false, time.Now().UTC(), rec.Starts+1
+	rec.Stopped, rec.Begun, rec.Starts, rec.Bound, rec.Services = false, time.Now().UTC(), rec.Starts+1, nil, nil
+	rec.arrive() // a start finishes a move
 	b := &build{r: r, sb: sb, rec: &rec}
 	defer b.close()
 	sb.beginMaking()

@@ -29,11 +29,21 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	if err != nil {
 		return nil, err
 	}
-	if sb.isPaused() {
-		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
-	}
 	if s.ID == "" {
 		s.ID = dsec.Random(20)
+	}
+	if s.Service {
+		if err := r.noteService(ctx, sb, s.ID); err != nil {
+			return nil, err
+		}
+	}
+	done, err := sb.beginStart(ctx, op)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if sb.isPaused() {
+		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, dsec.E(dsec.ClassOf(err), op, string(id), context.Cause(ctx))
@@ -70,8 +80,15 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	}
 	rec := sb.record()
 	spec, image := rec.Request.Spec, rec.Request.Layers.Config
-	who, err := r.identify(ctx, sb, first(s.User, spec.User, image.User))
+	rights, err := rec.rightsOf(sb, s)
 	if err != nil {
+		return nil, err
+	}
+	who, err := r.identify(ctx, sb, first(s.User, rights.User, spec.User, image.User))
+	if err != nil {
+		return nil, err
+	}
+	if err := rights.allow(sb, who); err != nil {
 		return nil, err
 	}
 	profile, err := r.profile(spec.Profile)
@@ -85,8 +102,9 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 		Env: environment(who, s.PTY != nil, locale, withMirror(image.Env, rec.policy()), spec.Env, s.Env),
 		Cwd: first(s.Cwd, spec.Workdir, path.Join("/", image.Workdir)),
 		UID: who.uid, GID: who.gid, Groups: who.groups,
-		Caps: capsFor(who.uid, confine.Capabilities(profile)), NoNewPrivs: spec.NoNewPrivs,
-		Seccomp: r.programs[profile], AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
+		Caps: capsFor(who.uid, confine.Capabilities(profile)&^rights.dropped), NoNewPrivs: spec.NoNewPrivs || rights.NoNewPrivs,
+		Landlock: rights.landlock(),
+		Seccomp:  r.programs[profile], AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
 	e.Rlimits = r.rlimits[profile]
 	r.capOutput(ctx, sb, &e.Spec)
 	return r.hold.Exec(ctx, e)

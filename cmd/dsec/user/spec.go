@@ -23,6 +23,7 @@ type specFlags struct {
 	allow   []string
 	cutoff  string
 	oom     string
+	phases  string
 	memory  limitFlag
 	disk    limitFlag
 	output  bytesFlag
@@ -55,6 +56,7 @@ func (s *specFlags) register(c *cobra.Command) {
 	f.DurationVar(&p.Lifetimes.Lifetime, "lifetime", 0, "stop after so long, like 8h (default: never)")
 	f.DurationVar(&p.Lifetimes.Retention, "retention", 0, "delete a sandbox so long after it stopped, disk and all (default 1h)")
 	f.DurationVar(&p.Lifetimes.KeepFailed, "keep-on-failure", 0, "pack the disk before it goes, if the sandbox does not end well, and keep it so long, like 24h")
+	f.StringVar(&s.phases, "phases", "", "file with a JSON list of phases, - is stdin; see dsec phase --help")
 	f.StringVar(&p.Profile, "profile", "", "system calls: build, debug, pwn, desktop or nested, see dsec profile (default build)")
 	f.BoolVar(&p.NoNewPrivs, "no-new-privs", false, "refuse setuid programs inside")
 	f.StringVar(&s.oom, "oom", "", "what out of memory ends: exec or sandbox (default exec)")
@@ -83,6 +85,9 @@ func (s *specFlags) build(image string) (dsec.Spec, error) {
 		return p, err
 	}
 	if p.Labels, err = pairs("label", s.labels); err != nil {
+		return p, err
+	}
+	if p.Phases, err = readPhases(s.phases); err != nil {
 		return p, err
 	}
 	for _, m := range s.mounts {

@@ -57,6 +57,8 @@ const (
 	SandboxesSetNetworkProcedure = "/dsec.v1.Sandboxes/SetNetwork"
 	// SandboxesEgressProcedure is the fully-qualified name of the Sandboxes's Egress RPC.
 	SandboxesEgressProcedure = "/dsec.v1.Sandboxes/Egress"
+	// SandboxesSetPhaseProcedure is the fully-qualified name of the Sandboxes's SetPhase RPC.
+	SandboxesSetPhaseProcedure = "/dsec.v1.Sandboxes/SetPhase"
 	// SandboxesCommitProcedure is the fully-qualified name of the Sandboxes's Commit RPC.
 	SandboxesCommitProcedure = "/dsec.v1.Sandboxes/Commit"
 	// SandboxesChangesProcedure is the fully-qualified name of the Sandboxes's Changes RPC.
@@ -94,6 +96,10 @@ type SandboxesClient interface {
 	// Egress is what it has reached by name on ports 80 and 443 and what it was refused there,
 	// while it lives. It has no effect.
 	Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error)
+	// SetPhase moves a sandbox to another of its phases: everything that runs in it is
+	// killed, then the files, network and limits of the phase hold, and what is started
+	// from then on has its rights.
+	SetPhase(context.Context, *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
 	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
@@ -193,6 +199,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("Egress")),
 			connect.WithClientOptions(opts...),
 		),
+		setPhase: connect.NewClient[v1.SetPhaseRequest, v1.SetPhaseResponse](
+			httpClient,
+			baseURL+SandboxesSetPhaseProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("SetPhase")),
+			connect.WithClientOptions(opts...),
+		),
 		commit: connect.NewClient[v1.CommitRequest, v1.CommitResponse](
 			httpClient,
 			baseURL+SandboxesCommitProcedure,
@@ -240,6 +252,7 @@ type sandboxesClient struct {
 	renew      *connect.Client[v1.RenewRequest, v1.RenewResponse]
 	setNetwork *connect.Client[v1.SetNetworkRequest, v1.SetNetworkResponse]
 	egress     *connect.Client[v1.EgressRequest, v1.EgressResponse]
+	setPhase   *connect.Client[v1.SetPhaseRequest, v1.SetPhaseResponse]
 	commit     *connect.Client[v1.CommitRequest, v1.CommitResponse]
 	changes    *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
 	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
@@ -351,6 +364,15 @@ func (c *sandboxesClient) Egress(ctx context.Context, req *v1.EgressRequest) (*v
 	return nil, err
 }
 
+// SetPhase calls dsec.v1.Sandboxes.SetPhase.
+func (c *sandboxesClient) SetPhase(ctx context.Context, req *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error) {
+	response, err := c.setPhase.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Commit calls dsec.v1.Sandboxes.Commit.
 func (c *sandboxesClient) Commit(ctx context.Context, req *v1.CommitRequest) (*v1.CommitResponse, error) {
 	response, err := c.commit.CallUnary(ctx, connect.NewRequest(req))
@@ -417,6 +439,10 @@ type SandboxesHandler interface {
 	// Egress is what it has reached by name on ports 80 and 443 and what it was refused there,
 	// while it lives. It has no effect.
 	Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error)
+	// SetPhase moves a sandbox to another of its phases: everything that runs in it is
+	// killed, then the files, network and limits of the phase hold, and what is started
+	// from then on has its rights.
+	SetPhase(context.Context, *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
 	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
@@ -512,6 +538,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("Egress")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesSetPhaseHandler := connect.NewUnaryHandlerSimple(
+		SandboxesSetPhaseProcedure,
+		svc.SetPhase,
+		connect.WithSchema(sandboxesMethods.ByName("SetPhase")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesCommitHandler := connect.NewUnaryHandlerSimple(
 		SandboxesCommitProcedure,
 		svc.Commit,
@@ -568,6 +600,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesSetNetworkHandler.ServeHTTP(w, r)
 		case SandboxesEgressProcedure:
 			sandboxesEgressHandler.ServeHTTP(w, r)
+		case SandboxesSetPhaseProcedure:
+			sandboxesSetPhaseHandler.ServeHTTP(w, r)
 		case SandboxesCommitProcedure:
 			sandboxesCommitHandler.ServeHTTP(w, r)
 		case SandboxesChangesProcedure:
@@ -633,6 +667,10 @@ func (UnimplementedSandboxesHandler) SetNetwork(context.Context, *v1.SetNetworkR
 
 func (UnimplementedSandboxesHandler) Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Egress is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) SetPhase(context.Context, *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.SetPhase is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error) {

@@ -15,6 +15,7 @@ from ._transport import new_key
 from ._wire import Json
 from .errors import DsecError, NotFound, SandboxGone, Timeout
 from .network import Egress, NetworkRule, rules
+from .phases import PhaseState
 from .types import (Artifact, AuditRecord, Diff, Grade, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
                     parse_size)
 
@@ -128,15 +129,19 @@ class AsyncSandbox:
     async def start(self, cmd: Command, *, cwd: str = "", env: Mapping[str, str] | None = None, user: str = "",
                     stdin: bool = False, pty: tuple[int, int] | None = None, timeout: float = 0.0,
                     on_limit: OnLimit = "truncate", output_limit: Size = 0, shell: str = "/bin/sh",
-                    call_id: str = "") -> AsyncProcess:
+                    call_id: str = "", service: bool = False) -> AsyncProcess:
         """Starts a command and returns at once; follow it by the streams of the process.
 
         ``stdin=True`` keeps stdin open for ``write``. ``pty`` gives it a terminal of
         (rows, columns); all output is then in stdout. The rest is as in ``exec``.
+        ``service=True``, in the first phase only (IllegalState): it goes on in later
+        ones, as a user of its own that nobody there can signal or trace.
         """
         spec = _exec_spec(argv_of(cmd, shell), cwd, env, user, timeout)
         spec.update(_limits(on_limit, output_limit))
         spec["stdin"] = stdin
+        if service:
+            spec["service"] = True
         if pty is not None:
             spec["pty"] = {"rows": pty[0], "cols": pty[1]}
             spec["stdin"] = True
@@ -303,6 +308,22 @@ class AsyncSandbox:
         Refusals are events, too: ``network_refused``. Raises ``SandboxGone`` when it has ended.
         """
         return Egress.from_wire(await self._client._call("Sandboxes/Egress", {"id": self.id}))
+
+    async def set_phase(self, name: str) -> SandboxInfo:
+        """Moves it to another of the phases it was made with, forwards or where the phase says ``back``.
+
+        When it returns, everything that ran has been killed, and files, network, limits and
+        rights of the phase are in force; ``phase`` has its generation. The phase it is in
+        changes nothing. Raises ``IllegalState`` where there is no way to it, ``Invalid`` for
+        an unknown one. After any other error it stands still between the two
+        (``phase.moving``) until the same call succeeds, which the node also tries itself.
+        """
+        return await self._change("SetPhase", timeout=600.0, name=name)
+
+    @property
+    def phase(self) -> PhaseState | None:
+        """The phase it was in when it was last heard of (``refresh``); None: it has none."""
+        return self.info.phase
 
     async def delete(self) -> bool:
         """Removes everything but the record. False if it was deleted before."""

@@ -6,6 +6,7 @@ from datetime import date, datetime
 from typing import Mapping, Sequence, TypedDict
 
 from .network import NetworkRule
+from .phases import Phase
 from .types import Keep, Size
 
 
@@ -32,6 +33,7 @@ class SpecFields(TypedDict, total=False):
     lifetime: float
     retention: float
     on_failure: Keep | None
+    phases: Sequence[Phase]
     profile: str
     no_new_privs: bool
     oom: str

@@ -23,6 +23,7 @@ from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
 from .network import Egress, NetworkRule
+from .phases import PhaseState
 from .types import (Artifact, AuditRecord, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
                     Grade, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
@@ -215,13 +216,15 @@ class Sandbox:
         """
         return self._portal.run(self._core.exec(cmd, cwd=cwd, env=env, user=user, stdin=stdin, timeout=timeout, check=check, on_limit=on_limit, output_limit=output_limit, shell=shell, call_id=call_id, kill_on_cancel=kill_on_cancel))
 
-    def start(self, cmd: Command, *, cwd: str='', env: Mapping[str, str] | None=None, user: str='', stdin: bool=False, pty: tuple[int, int] | None=None, timeout: float=0.0, on_limit: OnLimit='truncate', output_limit: Size=0, shell: str='/bin/sh', call_id: str='') -> Process:
+    def start(self, cmd: Command, *, cwd: str='', env: Mapping[str, str] | None=None, user: str='', stdin: bool=False, pty: tuple[int, int] | None=None, timeout: float=0.0, on_limit: OnLimit='truncate', output_limit: Size=0, shell: str='/bin/sh', call_id: str='', service: bool=False) -> Process:
         """Starts a command and returns at once; follow it by the streams of the process.
 
         ``stdin=True`` keeps stdin open for ``write``. ``pty`` gives it a terminal of
         (rows, columns); all output is then in stdout. The rest is as in ``exec``.
+        ``service=True``, in the first phase only (IllegalState): it goes on in later
+        ones, as a user of its own that nobody there can signal or trace.
         """
-        return cast("Process", self._wrap(self._portal.run(self._core.start(cmd, cwd=cwd, env=env, user=user, stdin=stdin, pty=pty, timeout=timeout, on_limit=on_limit, output_limit=output_limit, shell=shell, call_id=call_id))))
+        return cast("Process", self._wrap(self._portal.run(self._core.start(cmd, cwd=cwd, env=env, user=user, stdin=stdin, pty=pty, timeout=timeout, on_limit=on_limit, output_limit=output_limit, shell=shell, call_id=call_id, service=service))))
 
     def attach(self, exec_id: str, stdout_offset: int=0, stderr_offset: int=0) -> Process:
         """Follows a command again, running or ended, from the given offsets on.
@@ -304,6 +307,22 @@ class Sandbox:
         Refusals are events, too: ``network_refused``. Raises ``SandboxGone`` when it has ended.
         """
         return self._portal.run(self._core.egress())
+
+    def set_phase(self, name: str) -> SandboxInfo:
+        """Moves it to another of the phases it was made with, forwards or where the phase says ``back``.
+
+        When it returns, everything that ran has been killed, and files, network, limits and
+        rights of the phase are in force; ``phase`` has its generation. The phase it is in
+        changes nothing. Raises ``IllegalState`` where there is no way to it, ``Invalid`` for
+        an unknown one. After any other error it stands still between the two
+        (``phase.moving``) until the same call succeeds, which the node also tries itself.
+        """
+        return self._portal.run(self._core.set_phase(name))
+
+    @property
+    def phase(self) -> PhaseState | None:
+        """The phase it was in when it was last heard of (``refresh``); None: it has none."""
+        return self._core.phase
 
     def delete(self) -> bool:
         """Removes everything but the record. False if it was deleted before."""

@@ -15,6 +15,7 @@ from typing import Any, Iterable, Literal, Mapping, Sequence
 from . import _wire as w
 from ._wire import Json
 from .network import NetworkRule, NetworkState, cutoff_time, rules
+from .phases import Phase, PhaseState, phases
 
 __all__ = [
     "Applied", "Artifact", "AuditRecord", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
@@ -103,6 +104,7 @@ class Spec:
     lifetime: float = 0.0
     retention: float = 0.0
     on_failure: Keep | None = None
+    phases: Sequence[Phase] = ()  # it begins in the first; none: what a spec says holds all its life
     profile: str = ""
     no_new_privs: bool = False
     oom: str = ""
@@ -128,6 +130,7 @@ class Spec:
             "name": self.name, "tier": self.tier, "image": self.image, "layers": list(self.layers),
             "command": list(self.command), "env": dict(self.env), "user": self.user, "workdir": self.workdir,
             "hostname": self.hostname, "network": self.network, "allow": rules(self.allow),
+            "phases": phases(self.phases),
             "cutoff": w.timestamp(cutoff) if cutoff else "", "mirror_deny": list(self.mirror_deny), "limits": w.drop_empty(limits),
             "lifetimes": w.drop_empty(lifetimes), "profile": self.profile, "no_new_privs": self.no_new_privs,
             "oom": self.oom, "mounts": [{"source": s, "target": t} for s, t in self.mounts], "watch": list(self.watch),
@@ -147,6 +150,7 @@ class Spec:
             output=w.integer(lim, "output"), bandwidth=w.integer(lim, "bandwidth"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
             retention=w.number(life, "retention"),
             on_failure=Keep(w.number(life, "keep_failed")) if w.number(life, "keep_failed") else None, profile=w.string(m, "profile"),
+            phases=tuple(Phase.from_wire(p) for p in w.messages(m, "phases")),
             no_new_privs=w.boolean(m, "no_new_privs"), oom=w.string(m, "oom"),
             watch=tuple(w.strings(m, "watch")), mounts=tuple((w.string(x, "source"), w.string(x, "target")) for x in w.messages(m, "mounts")),
             labels=w.string_map(m, "labels"), call_id=w.string(m, "call_id"),
@@ -346,6 +350,7 @@ class SandboxInfo:
     blame: Blame | None = None
     network: NetworkState | None = None  # None: as in its spec, never changed
     grades: tuple[Grade, ...] = ()  # the last gradings, oldest first
+    phase: PhaseState | None = None  # None: it has none
 
     @property
     def live(self) -> bool:
@@ -362,7 +367,8 @@ class SandboxInfo:
             tuple(Step(w.string(s, "name"), w.number(s, "took")) for s in w.messages(m, "steps")),
             w.string(m, "node"), Kept.from_wire(w.message(m, "kept")),
             Blame.from_wire(w.message(m, "blame")), NetworkState.from_wire(w.message(m, "network")),
-            tuple(Grade.from_wire(g) for g in w.messages(m, "grades")))
+            tuple(Grade.from_wire(g) for g in w.messages(m, "grades")),
+            PhaseState.from_wire(w.message(m, "phase")))
 
 
 @dataclass(frozen=True)
