@@ -288,7 +288,7 @@ func TestServicesCannotBeReachedByThoseWhoComeLater(t *testing.T) {
 		t.Fatalf("processes of the service: %q", o.stdout) // what follows would mean nothing
 	}
 	of := "S=$(ps -o pid,args | grep ' sleep 1000$' | sed 's/^ *//; s/ .*//'); "
-	for _, evil := range []string{"kill $S", "kill -9 -1; kill -0 $S", "head -c 1 /proc/$S/mem", "ls -l /proc/$S/fd/0", "readlink /proc/$S/exe", "su " + uid + " -s /bin/sh -c 'kill $S'", "chroot / true && setuidgid " + uid + " kill $S",
+	for _, evil := range []string{"kill $S", "kill -9 -1; kill -0 $S", "head -c 1 /proc/$S/mem", "readlink /proc/$S/fd/1", "echo evil > /proc/$S/fd/1", "ls /proc/$S/map_files/ | grep -q . ", "readlink /proc/$S/exe", "su " + uid + " -s /bin/sh -c 'kill $S'", "chroot / true && setuidgid " + uid + " kill $S",
 		"/tmp/busybox kill $S"} {
 		if o := w.sh(t, id, of+evil); o.ExitCode == 0 {
 			t.Errorf("%s succeeded: %s", evil, o.stdout)
