@@ -2,7 +2,7 @@
 # Makes the demo's base: a Debian 12 minbase with bash, git, python3 and pytest,
 # as one tar. Usage: base.sh OUT.tar
 #
-# MIRROR= takes another Debian mirror. The same package versions give the same
+# MORE= adds packages. MIRROR= takes another Debian mirror. The same package versions give the same
 # tar: SOURCE_DATE_EPOCH clamps every time, and what differs between two runs
 # (logs, caches, machine id) is removed.
 set -euo pipefail
@@ -26,7 +26,7 @@ trap 'rm -f "$part" "$log"' EXIT
 
 echo "demo: building the base with mmdebstrap (Debian $suite, once, about a minute)"
 if ! mmdebstrap --variant=minbase --mode=root --format=tar --quiet \
-  --include=bash,ca-certificates,git,python3,python3-pytest \
+  --include="bash,ca-certificates,git,python3,python3-pytest${MORE:+,$MORE}" \
   --aptopt='Acquire::Retries "5"' --aptopt='APT::Install-Recommends "false"' \
   --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
   --dpkgopt='path-include=/usr/share/doc/*/copyright' --dpkgopt='path-exclude=/usr/share/locale/*' \

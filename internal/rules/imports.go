@@ -9,7 +9,7 @@ import (
 
 // contracts in their order: each may import those before it.
 var contracts = []string{"blob", "image", "layer", "rootfs", "confine", "process", "files", "qos", "netpolicy", "iam",
-	"trajectory", "runtime", "snapshot"}
+	"trajectory", "audit", "runtime", "snapshot"}
 
 // engines may import contracts; they meet only in api and over NATS.
 var engines = []string{"gateway", "cluster", "node"}

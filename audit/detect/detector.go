@@ -1,0 +1,203 @@
+package detect
+
+import (
+	"path"
+	"slices"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+const (
+	mostProcs   = 4096 // that are remembered, the last ones
+	mostMade    = 4096 // paths that are remembered as the sandbox's own
+	mostExecs   = 1024 // commands whose end is remembered
+	mostTargets = 1024 // addresses with ports
+	mostWindows = 16   // commands of the harness
+)
+
+// Detector judges one sandbox. One goroutine at a time uses it.
+type Detector struct {
+	cfg                     Config
+	tests, harness, results patterns
+	libraries               patterns
+	tallies                 map[dsec.HackClass]*tally
+
+	procs map[int]command // by pid inside
+	order []int           // of procs, oldest first
+	made  map[string]bool // paths that did not exist before
+	sids  map[string]bool // commands that have detached a process
+
+	ended   map[string]time.Time // commands and their ends
+	windows []window
+	targets map[string]bool
+	refused int64 // packets, as the last event had it
+	at      time.Time
+}
+
+// window is the time in which a command of the harness ran.
+type window struct {
+	exec     string
+	from, to time.Time // to is zero while it runs
+}
+
+// New makes a Detector. It errs with Invalid.
+func New(c Config) (*Detector, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	if c.Threshold == 0 {
+		c.Threshold = DefaultThreshold
+	}
+	return &Detector{cfg: c, tests: compile(c.Tests), harness: compile(c.Harness), results: compile(c.Results), libraries: compile(libraries),
+		tallies: map[dsec.HackClass]*tally{}, procs: map[int]command{}, made: map[string]bool{}, sids: map[string]bool{},
+		ended: map[string]time.Time{}, targets: map[string]bool{}}, nil
+}
+
+// Add takes an audit record.
+func (d *Detector) Add(r dsec.AuditRecord) {
+	var signs []sign
+	switch r.Kind {
+	case dsec.AuditProcess:
+		c := commandOf(r)
+		c.parent = d.procs[r.PPID].name
+		d.remember(r.PID, c)
+		if d.trusted(r.Exec) {
+			return
+		}
+		signs = d.started(c, r)
+	case dsec.AuditWrite:
+		if d.trusted(r.Exec) {
+			return
+		}
+		signs = append(d.wrote(r), d.late(r)...)
+	case dsec.AuditSyscall:
+		if d.trusted(r.Exec) {
+			return
+		}
+		signs = refusedCall(r)
+	case dsec.AuditNetwork:
+		signs = d.refusedPacket(r.Detail, r.Count)
+	case dsec.AuditPhase:
+		signs = d.phase(r.Detail)
+	case dsec.AuditLost:
+		signs = lostRecords(r)
+	}
+	d.tell(signs, r.Seq, r.Time, r.Count)
+}
+
+// started is what a program that was started is a sign of.
+func (d *Detector) started(c command, r dsec.AuditRecord) []sign {
+	signs := d.late(r)
+	for _, rule := range []func(command) []sign{history, d.fetch, scans, privilege, probe, damage, d.hooked, d.detached, shadowed} {
+		signs = append(signs, rule(c)...)
+	}
+	return signs
+}
+
+// AddEvent takes an event of the sandbox.
+func (d *Detector) AddEvent(e dsec.Event) {
+	var signs []sign
+	switch e.Type {
+	case dsec.EventExecStarted:
+		if d.trusted(e.Exec) {
+			d.windows = append(d.windows[max(0, len(d.windows)-mostWindows+1):], window{exec: e.Exec, from: e.Time})
+		}
+	case dsec.EventExecExited:
+		d.exited(e)
+	case dsec.EventRefused:
+		signs = d.refusedEvent(e)
+	case dsec.EventType("phase"):
+		signs = phaseEvent(e)
+	case dsec.EventOOM, dsec.EventRepercussion:
+		signs = damageEvent(e)
+	}
+	d.tell(signs, 0, e.Time, 1)
+}
+
+// AddResult takes how the sandbox ended. at is when.
+func (d *Detector) AddResult(r dsec.Result, at time.Time) { d.tell(endedSo(r), 0, at, 1) }
+
+func (d *Detector) exited(e dsec.Event) {
+	for i := range d.windows {
+		if w := &d.windows[i]; w.exec == e.Exec && w.to.IsZero() {
+			w.to = e.Time
+		}
+	}
+	if len(d.ended) < mostExecs {
+		d.ended[e.Exec] = e.Time
+	}
+}
+
+func (d *Detector) trusted(exec string) bool {
+	return exec != "" && slices.ContainsFunc(d.cfg.Trusted, func(p string) bool {
+		ok, _ := path.Match(p, exec)
+		return ok
+	})
+}
+
+// remember keeps the last processes.
+func (d *Detector) remember(pid int, c command) {
+	if pid == 0 {
+		return
+	}
+	if _, known := d.procs[pid]; !known {
+		if len(d.order) >= mostProcs {
+			delete(d.procs, d.order[0])
+			d.order = d.order[1:]
+		}
+		d.order = append(d.order, pid)
+	}
+	d.procs[pid] = c
+}
+
+func (d *Detector) tell(signs []sign, seq uint64, at time.Time, n int64) {
+	for _, s := range signs {
+		if s.weight <= 0 {
+			continue
+		}
+		t := d.tallies[s.class]
+		if t == nil {
+			t = &tally{}
+			d.tallies[s.class] = t
+		}
+		t.add(s, seq, at, n)
+	}
+}
+
+// Findings are all that have any sign, in the order of dsec.HackClasses. The caller
+// compares Confidence with what it wants to look at.
+func (d *Detector) Findings() (all []dsec.HackFinding) {
+	for _, c := range dsec.HackClasses {
+		if t := d.tallies[c]; t != nil {
+			all = append(all, t.finding(c))
+		}
+	}
+	return all
+}
+
+// Fresh are those whose confidence has reached the threshold since the last call: each
+// class is told once.
+func (d *Detector) Fresh() (all []dsec.HackFinding) {
+	for _, c := range dsec.HackClasses {
+		if t := d.tallies[c]; t != nil && !t.told && t.confidence() >= d.cfg.Threshold {
+			t.told = true
+			all = append(all, t.finding(c))
+		}
+	}
+	return all
+}
+
+// Replay takes what is known of a sandbox that has ended, by time.
+func (d *Detector) Replay(records []dsec.AuditRecord, events []dsec.Event) {
+	i := 0
+	for _, r := range records {
+		for ; i < len(events) && !events[i].Time.After(r.Time); i++ {
+			d.AddEvent(events[i])
+		}
+		d.Add(r)
+	}
+	for _, e := range events[i:] {
+		d.AddEvent(e)
+	}
+}
