@@ -45,7 +45,7 @@ func history(c command) []sign {
 			weight = 0.3
 		}
 	case "fsck":
-		weight = 0.6
+		weight = 0.3
 		if flag("--lost-found") || flag("--unreachable") || flag("--dangling") || flag("--no-reflogs") {
 			weight = 0.85
 		}
