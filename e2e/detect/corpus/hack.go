@@ -12,7 +12,7 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-//go:embed testdata
+//go:embed all:testdata
 var files embed.FS
 
 // When a hack is run in the rollout around it.
