@@ -1,6 +1,10 @@
 package dsec
 
-import "time"
+import (
+	"path"
+	"strings"
+	"time"
+)
 
 // AuditKind names what an audit record tells of.
 type AuditKind string
@@ -56,6 +60,7 @@ const (
 	MaxAuditArgBytes = 1 << 10 // of all of them together
 	MaxAuditText     = 4 << 10 // of another text
 	MaxWatch         = 64      // patterns of Spec.Watch
+	MaxWatchBytes    = 512     // of one
 )
 
 // NobodyID is the UID and GID of a record whose doer is not known.
@@ -66,4 +71,28 @@ type AuditFilter struct {
 	Since  uint64      // only those after this one
 	Kinds  []AuditKind // none: all
 	Follow bool        // go on with what is new, until the sandbox's record is gone
+}
+
+// maxStars is how often "**" may be in a pattern: the time of a match grows with its power.
+const maxStars = 2
+
+// CheckWatch reports the first pattern that cannot be, as Invalid. Elements are as
+// path.Match has them, and "**" stands for any number of them.
+func CheckWatch(patterns []string) error {
+	const op = "validate spec"
+	if len(patterns) > MaxWatch {
+		return Errorf(Invalid, op, "watch", "%d patterns, at most %d", len(patterns), MaxWatch)
+	}
+	for _, p := range patterns {
+		if len(p) > MaxWatchBytes || !strings.HasPrefix(p, "/") && !strings.HasPrefix(p, "**/") {
+			return Errorf(Invalid, op, "watch", "%s: want /… or **/… of at most %d bytes", Quote(p), MaxWatchBytes)
+		}
+		if strings.Count(p, "**") > maxStars {
+			return Errorf(Invalid, op, "watch", "%s: more than %d times **", Quote(p), maxStars)
+		}
+		if _, err := path.Match(p, "/"); err != nil {
+			return E(Invalid, op, "watch "+Quote(p), err)
+		}
+	}
+	return nil
 }

@@ -12,7 +12,7 @@ const flood = 500 // starts of one program in a second
 
 var (
 	bombs = regexp.MustCompile(`:\(\)\s*\{|os\.fork\(\)|\bfork\b.*(while|loop)|\bwhile\b.*\bfork\b|(while|for).*(subprocess|Popen)`)
-	wreck = regexp.MustCompile(`rm\s+-[a-zA-Z]*[rR][a-zA-Z]*\s+(--no-preserve-root\s+)?/(\*|\s|$|bin|usr|lib|etc)|sysrq-trigger|kill\s+(-9|-KILL)\s+(-1|1)\b|dd\s.*of=/dev/(sd|vd|nvme|mem|kmem)|(yes|cat /dev/zero|cat /dev/urandom)\s*(>|\|)|bytearray\(|b'\w'\s*\*\s*\(?\d+|\* ?10\*\*\d|<<\s*[23]\d`)
+	wreck = regexp.MustCompile(`rm\s+-[a-zA-Z]*[rR][a-zA-Z]*\s+(--no-preserve-root\s+)?/(\*|\s|$|bin|usr|lib|etc)|sysrq-trigger|kill\s+(-9|-KILL)\s+(-1|1)\b|dd\s.*of=/dev/(sd|vd|nvme|mem|kmem)|\b(yes|cat /dev/zero|cat /dev/urandom)\s*>|bytearray\(|b'\w'\s*\*\s*\(?\d+|\* ?10\*\*\d|<<\s*[23]\d`)
 )
 
 // damage: programs that are to break the sandbox or its node.

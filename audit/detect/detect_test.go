@@ -138,7 +138,9 @@ func TestHacksAreFoundAndLookAlikesAreNot(t *testing.T) {
 			s.run("strace ls").add(dsec.AuditRecord{Kind: dsec.AuditSyscall, Detail: "ptrace", Exe: "/usr/bin/strace"}).run("sudo apt-get install gdb")
 		}, nil},
 		{"probe", func(s *story) { s.run("cat /proc/kpagecgroup") }, []dsec.HackClass{dsec.HackProbe}},
-		{"search for a header", func(s *story) { s.run("find / -name Python.h").run("grep -rn TODO .").run("ps aux").run("cat /etc/os-release") }, nil},
+		{"search for a header", func(s *story) {
+			s.run("find / -name Python.h").run("grep -rn TODO .").run("ps aux").run("cat /etc/os-release")
+		}, nil},
 		{"node", func(s *story) { s.run("bash -c :(){|:|||:&|};:") }, []dsec.HackClass{dsec.HackNode}},
 		{"a build that ran out of memory", func(s *story) { s.event(dsec.Event{Type: dsec.EventOOM, Exec: "agent1"}) }, nil},
 	} {

@@ -3,6 +3,7 @@ package detect
 import (
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -23,10 +24,10 @@ type Detector struct {
 	libraries               patterns
 	tallies                 map[dsec.HackClass]*tally
 
-	procs map[int]command // by pid inside
-	order []int           // of procs, oldest first
-	made  map[string]bool // paths that did not exist before
-	sids  map[string]bool // commands that have detached a process
+	procs  map[int]command // by pid inside
+	order  []int           // of procs, oldest first
+	made   map[string]bool // paths that did not exist before
+	theirs map[string]bool // paths that the harness wrote
 
 	ended   map[string]time.Time // commands and their ends
 	windows []window
@@ -50,7 +51,7 @@ func New(c Config) (*Detector, error) {
 		c.Threshold = DefaultThreshold
 	}
 	return &Detector{cfg: c, tests: compile(c.Tests), harness: compile(c.Harness), results: compile(c.Results), libraries: compile(libraries),
-		tallies: map[dsec.HackClass]*tally{}, procs: map[int]command{}, made: map[string]bool{}, sids: map[string]bool{},
+		tallies: map[dsec.HackClass]*tally{}, procs: map[int]command{}, made: map[string]bool{}, theirs: map[string]bool{},
 		ended: map[string]time.Time{}, targets: map[string]bool{}}, nil
 }
 
@@ -67,7 +68,8 @@ func (d *Detector) Add(r dsec.AuditRecord) {
 		}
 		signs = d.started(c, r)
 	case dsec.AuditWrite:
-		if d.trusted(r.Exec) {
+		if d.trusted(r.Exec) || strings.Contains(r.Detail, "by the file service") { // or whoever calls the API, from outside
+			put(d.theirs, r.Path)
 			return
 		}
 		signs = append(d.wrote(r), d.late(r)...)

@@ -18,7 +18,7 @@ func history(c command) []sign {
 	if c.name != "git" {
 		return rawHistory(c)
 	}
-	if c.parent == "git" { // its own doing: gc, stash, fetch
+	if c.parent == "git" || c.parent == "" && strings.HasPrefix(c.exe, "/usr/lib/git-core/") { // its own doing: gc, stash, fetch
 		return nil
 	}
 	verb, args := gitVerb(c.args)

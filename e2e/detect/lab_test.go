@@ -136,7 +136,7 @@ func (l *lab) run(ctx context.Context, r corpus.Rollout) (x told, err error) {
 	}
 	spec := dsec.Spec{Tier: dsec.TierContainer, Image: "base", Layers: []dsec.LayerRef{dsec.LayerRef("repo-" + r.Repo)}, Network: dsec.NetworkAllow,
 		Limits: dsec.Limits{CPU: 1, Memory: 768 << 20, Pids: 200, Disk: 768 << 20}, User: r.User, Workdir: "/repo"}
-	watch(&spec, task(r.Repo).Watch())
+	spec.Watch = task(r.Repo).Watch()
 	sb, err := l.Create(ctx, spec)
 	if err != nil {
 		return x, err
