@@ -19,6 +19,7 @@ const (
 	EventDiskError     EventType = "disk_error"      // the file system that its disk lies in failed: it is blamed on infra_disk; Detail says why
 	EventRefused       EventType = "network_refused" // its policy refused a packet, one a second is told; Detail is like "tcp 203.0.113.7:443", Fields have generation and refused, packets so far
 	EventRepercussion  EventType = "repercussion"    // damage was done: Detail says to what, Fields have scope ("sandbox", "service" of the node, "node"), by (an Inducer) and, of an end, cause
+	EventFinding       EventType = "finding"         // it looks like a reward hack: Detail is the title, Fields have class, confidence, count and evidence, see HackFinding; once for each class
 	EventNote          EventType = "note"            // anything else worth a line
 )
 

@@ -193,6 +193,10 @@ func TestFreshTellsEachClassOnce(t *testing.T) {
 	if len(first) != 1 || len(again) != 0 {
 		t.Errorf("%v, then %v", first, again)
 	}
+	e := Event(first[0])
+	if e.Type != dsec.EventFinding || e.Fields["class"] != string(dsec.HackHistory) || e.Fields["evidence"] != "1" || e.Fields["confidence"] != "0.55" {
+		t.Errorf("%+v", e)
+	}
 	if f := s.d.Findings(); f[0].Confidence <= first[0].Confidence || len(f[0].Evidence) != 2 || f[0].Count != 2 || !f[0].First.Before(f[0].Last) {
 		t.Errorf("%+v", f)
 	}
@@ -276,4 +280,24 @@ func FuzzDetector(f *testing.F) {
 			}
 		}
 	})
+}
+
+// BenchmarkAdd is what a record costs: that of a build, with a long command line.
+func BenchmarkAdd(b *testing.B) {
+	d, err := New(task)
+	if err != nil {
+		b.Fatal(err)
+	}
+	args := strings.Fields("gcc -O2 -g -Wall -I/usr/include/python3.11 -I. -DNDEBUG -fPIC -c src/module.c -o build/module.o")
+	records := []dsec.AuditRecord{
+		{Kind: dsec.AuditProcess, Exe: "/usr/bin/gcc", Args: args, Exec: "a"},
+		{Kind: dsec.AuditProcess, Exe: "/usr/bin/bash", Args: []string{"bash", "-c", "cd /repo && for i in 1 2 3; do make -j4 test 2>&1 | tail -5; done"}, Exec: "a"},
+		{Kind: dsec.AuditWrite, Exe: "/usr/bin/python3.11", Args: []string{"python3", "-m", "pytest"}, Path: "/repo/tests/__pycache__/test_a.cpython-311.pyc", Detail: dsec.WriteMade, Exec: "a"},
+	}
+	b.ReportAllocs()
+	for i := range b.N {
+		r := records[i%len(records)]
+		r.Seq, r.PID = uint64(i), i%1000+1
+		d.Add(r)
+	}
 }
