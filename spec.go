@@ -79,6 +79,7 @@ type Spec struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 	CallID     string            `json:"call_id,omitempty"`     // idempotency key
 	RolloutKey string            `json:"rollout_key,omitempty"` // groups what belongs to one rollout
+	Watch      []string          `json:"watch,omitempty"`       // paths whose writes are evidence: "/tests/**", "**/answer.txt"; added to those always watched
 }
 
 // Caps on what comes from outside.
@@ -130,6 +131,9 @@ func (s *Spec) Validate() error {
 	}
 	if len(s.Layers) > MaxLayers {
 		return bad("layers", "%d layers, at most %d", len(s.Layers), MaxLayers)
+	}
+	if err := CheckWatch(s.Watch); err != nil {
+		return err
 	}
 	if err := s.NetworkPolicy().Validate(); err != nil {
 		return err
@@ -187,6 +191,9 @@ func (s *Spec) texts() []text {
 	}
 	for _, m := range s.Mounts {
 		all = append(all, text{"mounts", m.Source, MaxPathBytes}, text{"mounts", m.Target, MaxPathBytes})
+	}
+	for _, w := range s.Watch {
+		all = append(all, text{"watch", w, MaxWatchBytes})
 	}
 	for _, a := range s.Command {
 		all = append(all, text{"command", a, MaxSpecBytes})

@@ -313,3 +313,12 @@ func (s *sandboxes) Stats(ctx context.Context, req *dsecv1.StatsRequest) (*dsecv
 	resp := &dsecv1.StatsResponse{}
 	return resp, s.on(ctx, req.Id, wire.VerbStats, req, resp)
 }
+
+func (s *sandboxes) Audit(ctx context.Context, req *dsecv1.AuditRequest, stream *connect.ServerStream[dsecv1.AuditResponse]) error {
+	r, closer, err := s.open(ctx, req.Id, wire.PathAudit, req)
+	if err != nil {
+		return err
+	}
+	defer closer.Close()
+	return relay(r, closer, func() *dsecv1.AuditResponse { return &dsecv1.AuditResponse{} }, stream.Send, &dsecv1.AuditResponse{})
+}

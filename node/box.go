@@ -182,4 +182,5 @@ func (b *box) emitLocked(e dsec.Event) {
 	b.rec.Events = b.ring[max(0, len(b.ring)-recordEvents):]
 	b.dirty = true
 	b.n.subs.publish(e, &b.rec)
+	b.evidence(e)
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/audit"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/layer"
 	dsecruntime "github.com/opendsec/dsec/runtime"
@@ -28,6 +29,7 @@ type Config struct {
 	Store    layer.Store
 
 	Add        Adder            // nil: Commit is Unsupported
+	Audit      *audit.Store     // evidence of what sandboxes did; nil: none is kept
 	MountRoots []string         // host directories that may be shown inside; none: no host mounts
 	Budgets    Budgets          // zero fields: see Budgets
 	Lifetimes  dsec.Lifetimes   // defaults of specs; zero fields: see fillSpec

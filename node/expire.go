@@ -46,6 +46,9 @@ func (n *Node) sweep() {
 	if err := n.ledger.prune(now, n.cfg.Records); err != nil {
 		n.cfg.Log.Error("old records not removed", "err", err)
 	}
+	if err := n.forgetAudits(); err != nil {
+		n.cfg.Log.Error("old audit logs not removed", "err", err)
+	}
 }
 
 // whenFree does todo in the turn of b, unless that is taken: then the next sweep

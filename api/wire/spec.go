@@ -12,7 +12,7 @@ func Spec(s dsec.Spec) *dsecv1.Spec {
 	p := &dsecv1.Spec{
 		Name: s.Name, Tier: string(s.Tier), Image: string(s.Image), Command: s.Command, Env: s.Env, User: s.User,
 		Workdir: s.Workdir, Hostname: s.Hostname, Network: string(s.Network), Profile: s.Profile,
-		NoNewPrivs: s.NoNewPrivs, Oom: string(s.OOM), Labels: s.Labels, CallId: s.CallID, RolloutKey: s.RolloutKey,
+		NoNewPrivs: s.NoNewPrivs, Oom: string(s.OOM), Labels: s.Labels, Watch: s.Watch, CallId: s.CallID, RolloutKey: s.RolloutKey,
 		Limits: &dsecv1.Limits{Cpu: s.Limits.CPU, CpuWeight: int32(s.Limits.CPUWeight), Memory: s.Limits.Memory,
 			Pids: s.Limits.Pids, Disk: s.Limits.Disk, Output: s.Limits.Output},
 		Lifetimes: &dsecv1.Lifetimes{Idle: seconds(s.Lifetimes.Idle), Lifetime: seconds(s.Lifetimes.Lifetime),
@@ -34,7 +34,7 @@ func SpecFrom(p *dsecv1.Spec) dsec.Spec {
 		Name: p.GetName(), Tier: dsec.Tier(p.GetTier()), Image: dsec.LayerRef(p.GetImage()), Command: p.GetCommand(),
 		Env: p.GetEnv(), User: p.GetUser(), Workdir: p.GetWorkdir(), Hostname: p.GetHostname(),
 		Network: dsec.NetworkMode(p.GetNetwork()), Profile: p.GetProfile(), NoNewPrivs: p.GetNoNewPrivs(),
-		OOM: dsec.OOMPolicy(p.GetOom()), Labels: p.GetLabels(), CallID: p.GetCallId(), RolloutKey: p.GetRolloutKey(),
+		OOM: dsec.OOMPolicy(p.GetOom()), Labels: p.GetLabels(), Watch: p.GetWatch(), CallID: p.GetCallId(), RolloutKey: p.GetRolloutKey(),
 	}
 	if s.Tier == "" {
 		s.Tier = dsec.TierContainer

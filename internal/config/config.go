@@ -53,6 +53,7 @@ type Node struct {
 	ImageAge      int      `yaml:"image_age"`      // hours after which a creation looks up again what a reference means; 0: never
 	KeepRecords   int      `yaml:"keep_records"`   // days
 	RecordBytes   string   `yaml:"record_bytes"`   // most bytes of records
+	Audit         bool     `yaml:"audit"`          // keep evidence of what sandboxes do
 	OnDemand      string   `yaml:"on_demand"`      // how reads of what is not here are seen: "fuse", "pre-content"; "off": layers are fetched whole
 	LayerCache    string   `yaml:"layer_cache"`    // most that data of layers take, "200GiB" or "50%" of the file system: unused ones go; beyond it "fuse" answers without keeping, "pre-content" exceeds it
 	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
@@ -77,7 +78,7 @@ func Default() Config {
 		Data:     "/var/lib/dsec",
 		Run:      "/run/dsec",
 		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
-			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB",
+			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB", Audit: true,
 			OnDemand: "fuse", LayerCache: "50%", LoaderUID: 61441},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}

@@ -335,3 +335,6 @@ func (p *btrfsPool) Close() error {
 	})
 	return nil
 }
+
+// Root implements Shared.
+func (p *btrfsPool) Root() *os.File { return p.root }

@@ -88,6 +88,13 @@ type Snapshotter interface {
 	Snapshot(ctx context.Context, name, as string) (*os.File, error)
 }
 
+// Shared is a Pool whose entries are directories, by their names, of one file system
+// that has nothing else in it.
+type Shared interface {
+	// Root is its root directory; it is the pool's to close.
+	Root() *os.File
+}
+
 // Owner of a new directory.
 type Owner struct{ UID, GID int }
 

@@ -30,6 +30,7 @@ func (s *Server) mux() http.Handler {
 	m.HandleFunc("POST "+wire.PathSession, s.serveSession)
 	m.HandleFunc("POST "+wire.PathOutput, s.serveOutput)
 	m.HandleFunc("POST "+wire.PathWatch, s.serveWatch)
+	m.HandleFunc("POST "+wire.PathAudit, s.serveAudit)
 	m.HandleFunc("POST "+wire.PathImport, s.serveImport)
 	m.HandleFunc("POST "+wire.PathBuild, s.serveBuild)
 	m.HandleFunc("POST "+wire.PathRepack, s.serveRepack)

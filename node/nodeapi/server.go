@@ -35,6 +35,7 @@ type Config struct {
 	Service node.Service
 	Inside  node.Inside
 	Watcher node.Watcher
+	Auditor node.Auditor // nil: Audit is Unsupported
 	Layers  Layers
 	Doctor  func(ctx context.Context) []runtime.Report
 	Metrics http.Handler // Prometheus text; nil: NotFound

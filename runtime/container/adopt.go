@@ -121,6 +121,7 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 		r.end(sb, r.initEnd(sb, info.Signal))
 		return nil
 	}
+	r.witnessAdopted(ctx, sb.rec, info.PID)
 	if r.cfg.Network != nil && hasNetwork(sb.rec.Request.Spec.Network) {
 		if err := r.cfg.Network.Restore(ctx, sb.id, sb.rec.policy()); err != nil { // what is in force stays so
 			r.log.Warn("names of a running sandbox cannot be asked for", "sandbox", id, "err", err)

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/audit"
 	"github.com/opendsec/dsec/confine"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
@@ -35,7 +36,11 @@ type Config struct {
 	Disks      diskpool.Pool     // opened with the Keeper of Mounts
 	Mounts     *rootfs.Mounts    //
 	Network    netpolicy.Network // nil: only network "none"
+	Witness    audit.Witness     // sees what sandboxes do; nil: nobody
 	Log        *slog.Logger      // nil: the default one
+
+	// Unseen is told of a sandbox that the Witness does not see, and why; nil: nobody.
+	Unseen func(dsec.SandboxID, error)
 }
 
 // defaultUIDBase is far above what distributions and subordinate ids use.

@@ -260,7 +260,11 @@ func (b *build) begin() []lifecycle.Step {
 			}
 			return b.takeRoom(ctx)
 		}},
-		{Name: "enter", Do: b.enter, Undo: func(context.Context) error { b.sb.closeRoot(); return nil }},
+		{Name: "enter", Do: b.enter, Undo: func(ctx context.Context) error {
+			b.sb.closeRoot()
+			b.r.unwitness(ctx, b.sb.id)
+			return nil
+		}},
 		{Name: "main", Do: b.main},
 	}
 }

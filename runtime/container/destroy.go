@@ -71,6 +71,7 @@ func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 		errs = append(errs, r.hold.RemoveSandbox(ctx, group))
 	}
 	sb.closeRoot()
+	r.unwitness(ctx, sb.id)
 	errs = append(errs, r.groups.Remove(ctx, group))
 	r.mounts.Unuse(id)
 	errs = append(errs, r.disks.Remove(ctx, id))
@@ -142,6 +143,7 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 		return err
 	}
 	sb.closeRoot()
+	r.unwitness(ctx, sb.id)
 	last, err := r.sample(ctx, sb)
 	if err != nil {
 		r.log.Warn("sample a sandbox at its end", "sandbox", id, "err", err)

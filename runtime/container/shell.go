@@ -72,6 +72,7 @@ func (b *build) enter(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.r.witness(ctx, b.rec, b.root, b.dir, false)
 	b.sb.mu.Lock()
 	defer b.sb.mu.Unlock()
 	b.sb.root, b.lives = b.root, true

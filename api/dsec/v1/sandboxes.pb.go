@@ -45,6 +45,7 @@ type Spec struct {
 	CallId        string                 `protobuf:"bytes,18,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	RolloutKey    string                 `protobuf:"bytes,19,opt,name=rollout_key,json=rolloutKey,proto3" json:"rollout_key,omitempty"`
 	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"` // of the network mode "allow-list"
+	Watch         []string               `protobuf:"bytes,55,rep,name=watch,proto3" json:"watch,omitempty"` // paths whose writes are evidence, like "/tests/**", besides those always watched
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -215,6 +216,13 @@ func (x *Spec) GetRolloutKey() string {
 func (x *Spec) GetAllow() []*NetworkRule {
 	if x != nil {
 		return x.Allow
+	}
+	return nil
+}
+
+func (x *Spec) GetWatch() []string {
+	if x != nil {
+		return x.Watch
 	}
 	return nil
 }
@@ -2904,11 +2912,272 @@ func (x *StatsResponse) GetPidsDenied() int64 {
 	return 0
 }
 
+type AuditRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Since         uint64                 `protobuf:"varint,2,opt,name=since,proto3" json:"since,omitempty"`   // only records after the one of that number
+	Kinds         []string               `protobuf:"bytes,3,rep,name=kinds,proto3" json:"kinds,omitempty"`    // none: all
+	Follow        bool                   `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"` // go on until the sandbox is deleted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRequest) Reset() {
+	*x = AuditRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRequest) ProtoMessage() {}
+
+func (x *AuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
+func (*AuditRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *AuditRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AuditRequest) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *AuditRequest) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+func (x *AuditRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type AuditResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Record        *AuditRecord           `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditResponse) Reset() {
+	*x = AuditResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditResponse) ProtoMessage() {}
+
+func (x *AuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
+func (*AuditResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *AuditResponse) GetRecord() *AuditRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+// AuditRecord is one line of evidence; absent numbers and texts are not known.
+type AuditRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"` // from 1, without gaps but where a record of kind "lost" says so
+	Time          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // "process", "write", "syscall", "network", "phase", "policy", "note", "lost"
+	Pid           int32                  `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`  // inside
+	Ppid          int32                  `protobuf:"varint,5,opt,name=ppid,proto3" json:"ppid,omitempty"`
+	Uid           int64                  `protobuf:"varint,6,opt,name=uid,proto3" json:"uid,omitempty"` // inside; -1: not known
+	Gid           int64                  `protobuf:"varint,7,opt,name=gid,proto3" json:"gid,omitempty"`
+	Exe           string                 `protobuf:"bytes,8,opt,name=exe,proto3" json:"exe,omitempty"`   // "~name": it ended before its file could be named
+	Args          []string               `protobuf:"bytes,9,rep,name=args,proto3" json:"args,omitempty"` // the program's own word
+	Path          string                 `protobuf:"bytes,10,opt,name=path,proto3" json:"path,omitempty"`
+	Detail        string                 `protobuf:"bytes,11,opt,name=detail,proto3" json:"detail,omitempty"`
+	Exec          string                 `protobuf:"bytes,12,opt,name=exec,proto3" json:"exec,omitempty"` // id of the command
+	Phase         string                 `protobuf:"bytes,13,opt,name=phase,proto3" json:"phase,omitempty"`
+	Count         int64                  `protobuf:"varint,14,opt,name=count,proto3" json:"count,omitempty"` // how often, if more than once; of "lost": how many, 0: nobody knows
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRecord) Reset() {
+	*x = AuditRecord{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRecord) ProtoMessage() {}
+
+func (x *AuditRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
+func (*AuditRecord) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *AuditRecord) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *AuditRecord) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetPpid() int32 {
+	if x != nil {
+		return x.Ppid
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetUid() int64 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetGid() int64 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetExe() string {
+	if x != nil {
+		return x.Exe
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *AuditRecord) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetExec() string {
+	if x != nil {
+		return x.Exec
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe5\x05\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfb\x05\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -2932,7 +3201,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\acall_id\x18\x12 \x01(\tR\x06callId\x12\x1f\n" +
 	"\vrollout_key\x18\x13 \x01(\tR\n" +
 	"rolloutKey\x12*\n" +
-	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x1a6\n" +
+	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x14\n" +
+	"\x05watch\x187 \x03(\tR\x05watch\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -3143,7 +3413,30 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x03R\tdiskLimit\x12\x1b\n" +
 	"\toom_kills\x18\v \x01(\x03R\boomKills\x12\x1f\n" +
 	"\vpids_denied\x18\f \x01(\x03R\n" +
-	"pidsDenied2\xc1\x06\n" +
+	"pidsDenied\"b\n" +
+	"\fAuditRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05since\x18\x02 \x01(\x04R\x05since\x12\x14\n" +
+	"\x05kinds\x18\x03 \x03(\tR\x05kinds\x12\x16\n" +
+	"\x06follow\x18\x04 \x01(\bR\x06follow\"=\n" +
+	"\rAuditResponse\x12,\n" +
+	"\x06record\x18\x01 \x01(\v2\x14.dsec.v1.AuditRecordR\x06record\"\xbf\x02\n" +
+	"\vAuditRecord\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x10\n" +
+	"\x03pid\x18\x04 \x01(\x05R\x03pid\x12\x12\n" +
+	"\x04ppid\x18\x05 \x01(\x05R\x04ppid\x12\x10\n" +
+	"\x03uid\x18\x06 \x01(\x03R\x03uid\x12\x10\n" +
+	"\x03gid\x18\a \x01(\x03R\x03gid\x12\x10\n" +
+	"\x03exe\x18\b \x01(\tR\x03exe\x12\x12\n" +
+	"\x04args\x18\t \x03(\tR\x04args\x12\x12\n" +
+	"\x04path\x18\n" +
+	" \x01(\tR\x04path\x12\x16\n" +
+	"\x06detail\x18\v \x01(\tR\x06detail\x12\x12\n" +
+	"\x04exec\x18\f \x01(\tR\x04exec\x12\x14\n" +
+	"\x05phase\x18\r \x01(\tR\x05phase\x12\x14\n" +
+	"\x05count\x18\x0e \x01(\x03R\x05count2\xfb\x06\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -3160,7 +3453,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x129\n" +
 	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x12<\n" +
 	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
-	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
+	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponse\x128\n" +
+	"\x05Audit\x12\x15.dsec.v1.AuditRequest\x1a\x16.dsec.v1.AuditResponse0\x01B-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_sandboxes_proto_rawDescOnce sync.Once
@@ -3174,7 +3468,7 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*NetworkRule)(nil),           // 1: dsec.v1.NetworkRule
@@ -3218,40 +3512,43 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Change)(nil),                // 39: dsec.v1.Change
 	(*StatsRequest)(nil),          // 40: dsec.v1.StatsRequest
 	(*StatsResponse)(nil),         // 41: dsec.v1.StatsResponse
-	nil,                           // 42: dsec.v1.Spec.EnvEntry
-	nil,                           // 43: dsec.v1.Spec.LabelsEntry
-	nil,                           // 44: dsec.v1.ListRequest.LabelsEntry
-	(*Result)(nil),                // 45: dsec.v1.Result
-	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
-	(*Step)(nil),                  // 47: dsec.v1.Step
-	(*ErrorDetail)(nil),           // 48: dsec.v1.ErrorDetail
+	(*AuditRequest)(nil),          // 42: dsec.v1.AuditRequest
+	(*AuditResponse)(nil),         // 43: dsec.v1.AuditResponse
+	(*AuditRecord)(nil),           // 44: dsec.v1.AuditRecord
+	nil,                           // 45: dsec.v1.Spec.EnvEntry
+	nil,                           // 46: dsec.v1.Spec.LabelsEntry
+	nil,                           // 47: dsec.v1.ListRequest.LabelsEntry
+	(*Result)(nil),                // 48: dsec.v1.Result
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*Step)(nil),                  // 50: dsec.v1.Step
+	(*ErrorDetail)(nil),           // 51: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	42, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	45, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	3,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	4,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	43, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	46, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
 	1,  // 6: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
 	0,  // 7: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	45, // 8: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	46, // 9: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	46, // 10: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	46, // 11: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	47, // 12: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	48, // 8: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	49, // 9: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	49, // 10: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	49, // 11: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	50, // 12: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
 	8,  // 13: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
 	7,  // 14: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
 	2,  // 15: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
-	46, // 16: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	46, // 17: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	49, // 16: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	49, // 17: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
 	0,  // 18: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
 	6,  // 19: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
 	0,  // 20: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
 	6,  // 21: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	48, // 22: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	51, // 22: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
 	6,  // 23: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	44, // 24: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	47, // 24: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
 	6,  // 25: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
 	6,  // 26: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
 	6,  // 27: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
@@ -3266,41 +3563,45 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	33, // 36: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
 	35, // 37: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
 	35, // 38: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	46, // 39: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	49, // 39: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
 	39, // 40: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	9,  // 41: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	11, // 42: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	13, // 43: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	15, // 44: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	17, // 45: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	19, // 46: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	21, // 47: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	23, // 48: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	25, // 49: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	27, // 50: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	29, // 51: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	31, // 52: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	37, // 53: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	40, // 54: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	10, // 55: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	12, // 56: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	14, // 57: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	16, // 58: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	18, // 59: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	20, // 60: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	22, // 61: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	24, // 62: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	26, // 63: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	28, // 64: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	30, // 65: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	32, // 66: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	38, // 67: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	41, // 68: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	55, // [55:69] is the sub-list for method output_type
-	41, // [41:55] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	44, // 41: dsec.v1.AuditResponse.record:type_name -> dsec.v1.AuditRecord
+	49, // 42: dsec.v1.AuditRecord.time:type_name -> google.protobuf.Timestamp
+	9,  // 43: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	11, // 44: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	13, // 45: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	15, // 46: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	17, // 47: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	19, // 48: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	21, // 49: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	23, // 50: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	25, // 51: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	27, // 52: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	29, // 53: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	31, // 54: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	37, // 55: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	40, // 56: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	42, // 57: dsec.v1.Sandboxes.Audit:input_type -> dsec.v1.AuditRequest
+	10, // 58: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	12, // 59: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	14, // 60: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	16, // 61: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	18, // 62: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	20, // 63: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	22, // 64: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	24, // 65: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	26, // 66: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	28, // 67: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	30, // 68: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	32, // 69: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	38, // 70: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	41, // 71: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	43, // 72: dsec.v1.Sandboxes.Audit:output_type -> dsec.v1.AuditResponse
+	58, // [58:73] is the sub-list for method output_type
+	43, // [43:58] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -3319,7 +3620,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -82,6 +82,7 @@ func (s *settings) layerDir() string     { return filepath.Join(s.Data, "layers"
 func (s *settings) sandboxDir() string   { return filepath.Join(s.Data, "sandboxes") }
 func (s *settings) blobDir() string      { return filepath.Join(s.Data, "blobs") }
 func (s *settings) poolDir() string      { return filepath.Join(s.Data, "pool") }
+func (s *settings) auditDir() string     { return filepath.Join(s.Data, "audit") }
 func (s *settings) holdLog() string      { return filepath.Join(s.Data, "hold.log") }
 func (s *settings) secretFile() string   { return filepath.Join(s.Data, "secret") }
 func (s *settings) nodeIDFile() string   { return filepath.Join(s.Data, "node-id") }

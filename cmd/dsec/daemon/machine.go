@@ -36,6 +36,8 @@ type machine struct {
 	names   *dns.Server   // that its sandboxes ask for
 	tier    *container.Runtime
 
+	evidence evidence
+
 	// What a machine has that serves layers on demand; unset in those that live
 	// for one command.
 	onDemand bool
@@ -135,9 +137,16 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			}
 			return errors.Join(err, m.network.Close(), m.gate.Close())
 		}},
+		{Name: "audit", Do: func(ctx context.Context) error {
+			if !m.onDemand || m.ending { // it lives for one command
+				return nil
+			}
+			return m.evidence.open(ctx, s, m, log)
+		}, Undo: func(context.Context) error { return m.evidence.close() }},
 		{Name: "container", Do: func(ctx context.Context) (err error) {
 			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges, Shells: s.Node.Shells,
-				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Log: log}
+				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Log: log,
+				Witness: m.evidence.witness(), Unseen: m.evidence.unseen}
 			if m.network != nil {
 				c.Network = m.network
 			}

@@ -77,6 +77,7 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 			return err
 		}, Undo: func(context.Context) error { return a.node.Close() }},
 		a.tellRefusals(),
+		a.evidence.start(),
 		lifecycle.Step{Name: "listen", Do: func(ctx context.Context) error {
 			a.blameLost(ctx)
 			a.begun = time.Now()
@@ -119,11 +120,14 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	if err := metrics.Register(a.counts); err != nil {
 		return node.Config{}, err
 	}
+	if err := a.evidence.register(a.counts); err != nil {
+		return node.Config{}, err
+	}
 	if err := a.registerCounts(); err != nil {
 		return node.Config{}, err
 	}
 	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,
-		Add: a.store.Add, MountRoots: s.Node.MountRoots,
+		Add: a.store.Add, Audit: a.evidence.store, MountRoots: s.Node.MountRoots,
 		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
 		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
 }
@@ -166,7 +170,7 @@ func (a *agent) serve(s *settings, o orders, log *slog.Logger) (*nodeapi.Server,
 	if err != nil {
 		return nil, err
 	}
-	return nodeapi.Open(nodeapi.Config{Node: a.id, Service: a.node, Inside: a.node, Watcher: a.node, Layers: a.layers,
+	return nodeapi.Open(nodeapi.Config{Node: a.id, Service: a.node, Inside: a.node, Watcher: a.node, Auditor: a.node, Layers: a.layers,
 		Doctor:  func(ctx context.Context) []runtime.Report { return []runtime.Report{a.examine(ctx, s)} },
 		Metrics: promhttp.HandlerFor(a.counts, promhttp.HandlerOpts{}),
 		NATS:    "nats://" + net.JoinHostPort("127.0.0.1", o.NATS), User: cluster.NodeUser(a.id), Password: cluster.NodePassword(o.Secret, a.id),

@@ -52,6 +52,7 @@ func (s *specFlags) register(c *cobra.Command) {
 	f.BoolVar(&p.NoNewPrivs, "no-new-privs", false, "refuse setuid programs inside")
 	f.StringVar(&s.oom, "oom", "", "what out of memory ends: exec or sandbox (default exec)")
 	f.StringArrayVar(&s.mounts, "mount", nil, "SOURCE:TARGET, read-only, below a root the node allows (repeat)")
+	f.StringArrayVar(&p.Watch, "watch", nil, "path whose writes are evidence, like /tests/** or **/answer.txt, see audit (repeat)")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "NAME=VALUE (repeat)")
 	f.StringVar(&p.RolloutKey, "rollout", "", "key that groups what belongs to one rollout")
 	f.StringVar(&p.CallID, "call-id", "", "key that makes the call idempotent")

@@ -61,6 +61,8 @@ const (
 	SandboxesChangesProcedure = "/dsec.v1.Sandboxes/Changes"
 	// SandboxesStatsProcedure is the fully-qualified name of the Sandboxes's Stats RPC.
 	SandboxesStatsProcedure = "/dsec.v1.Sandboxes/Stats"
+	// SandboxesAuditProcedure is the fully-qualified name of the Sandboxes's Audit RPC.
+	SandboxesAuditProcedure = "/dsec.v1.Sandboxes/Audit"
 )
 
 // SandboxesClient is a client for the dsec.v1.Sandboxes service.
@@ -92,6 +94,9 @@ type SandboxesClient interface {
 	// the disk is there, or is kept because the sandbox failed.
 	Changes(context.Context, *v1.ChangesRequest) (*v1.ChangesResponse, error)
 	Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error)
+	// Audit tells what a sandbox did, as seen from outside of it, also after it was
+	// deleted, as long as there is a record of it. An answer without a record is a sign of life.
+	Audit(context.Context, *v1.AuditRequest) (*connect.ServerStreamForClient[v1.AuditResponse], error)
 }
 
 // NewSandboxesClient constructs a client for the dsec.v1.Sandboxes service. By default, it uses the
@@ -189,6 +194,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("Stats")),
 			connect.WithClientOptions(opts...),
 		),
+		audit: connect.NewClient[v1.AuditRequest, v1.AuditResponse](
+			httpClient,
+			baseURL+SandboxesAuditProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Audit")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -208,6 +219,7 @@ type sandboxesClient struct {
 	commit     *connect.Client[v1.CommitRequest, v1.CommitResponse]
 	changes    *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
 	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
+	audit      *connect.Client[v1.AuditRequest, v1.AuditResponse]
 }
 
 // Create calls dsec.v1.Sandboxes.Create.
@@ -332,6 +344,11 @@ func (c *sandboxesClient) Stats(ctx context.Context, req *v1.StatsRequest) (*v1.
 	return nil, err
 }
 
+// Audit calls dsec.v1.Sandboxes.Audit.
+func (c *sandboxesClient) Audit(ctx context.Context, req *v1.AuditRequest) (*connect.ServerStreamForClient[v1.AuditResponse], error) {
+	return c.audit.CallServerStream(ctx, connect.NewRequest(req))
+}
+
 // SandboxesHandler is an implementation of the dsec.v1.Sandboxes service.
 type SandboxesHandler interface {
 	// Create returns when the sandbox runs. Its key is spec.call_id.
@@ -361,6 +378,9 @@ type SandboxesHandler interface {
 	// the disk is there, or is kept because the sandbox failed.
 	Changes(context.Context, *v1.ChangesRequest) (*v1.ChangesResponse, error)
 	Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error)
+	// Audit tells what a sandbox did, as seen from outside of it, also after it was
+	// deleted, as long as there is a record of it. An answer without a record is a sign of life.
+	Audit(context.Context, *v1.AuditRequest, *connect.ServerStream[v1.AuditResponse]) error
 }
 
 // NewSandboxesHandler builds an HTTP handler from the service implementation. It returns the path
@@ -454,6 +474,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("Stats")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesAuditHandler := connect.NewServerStreamHandlerSimple(
+		SandboxesAuditProcedure,
+		svc.Audit,
+		connect.WithSchema(sandboxesMethods.ByName("Audit")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.Sandboxes/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SandboxesCreateProcedure:
@@ -484,6 +510,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesChangesHandler.ServeHTTP(w, r)
 		case SandboxesStatsProcedure:
 			sandboxesStatsHandler.ServeHTTP(w, r)
+		case SandboxesAuditProcedure:
+			sandboxesAuditHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -547,4 +575,8 @@ func (UnimplementedSandboxesHandler) Changes(context.Context, *v1.ChangesRequest
 
 func (UnimplementedSandboxesHandler) Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Stats is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Audit(context.Context, *v1.AuditRequest, *connect.ServerStream[v1.AuditResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Audit is not implemented"))
 }

@@ -1,0 +1,313 @@
+// Package proc witnesses every program that is started in a sandbox.
+//
+// # Mechanism
+//
+// A BPF program on the raw tracepoint sched_process_exec tells, at the moment of the
+// start, the process, its real ids, its control group and its command name. It reads
+// no kernel memory, so a locked down kernel takes it. Whose process it is follows from
+// the uid: no process of a sandbox can have one outside of the range its user namespace
+// maps, and nothing else of the machine has one inside. The proc connector was tried as
+// well: it tells of every process of the machine and filters nothing, and a process that
+// ended before it was looked at belongs to nobody.
+//
+// # Promises
+//
+// Each start is one record, up to mostStarts in a second for each sandbox; more, and what finds no
+// room while nobody reads, is counted by the program itself and told with a record
+// of kind lost of that sandbox. Program, map and ring are kept by the Keeper, so that
+// starts are told also if this process is not there.
+//
+// Which file was started and its arguments are read from /proc afterwards. If the
+// process has ended or started another program by then, Exe is the command name with
+// '~' before it, and there are no arguments.
+//
+// Not seen: programs inside of virtual machines, and code that runs without a start,
+// like what an interpreter reads or a library that is loaded.
+package proc
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/audit"
+	"github.com/opendsec/dsec/internal/procinfo"
+)
+
+// Keeper stores descriptors by name beyond the life of this process.
+type Keeper interface {
+	// Get returns a new descriptor, or NotFound.
+	Get(ctx context.Context, name string) (*os.File, error)
+	// Put stores a duplicate of f.
+	Put(ctx context.Context, name string, f *os.File) error
+	// Drop forgets it; unknown names are no error.
+	Drop(ctx context.Context, name string) error
+}
+
+// Config of a Witness.
+type Config struct {
+	Keeper Keeper
+	Name   string // of what is kept; of this dsec on the machine
+	Base   uint32 // first uid of all sandboxes
+	Take   func(dsec.SandboxID, ...dsec.AuditRecord)
+	Cache  *procinfo.Cache // is told of each process
+	Log    *slog.Logger
+}
+
+// Witness implements audit.Witness.
+type Witness struct {
+	cfg    Config
+	kept   *kept
+	reader *ringbuf.Reader
+	groups *groups
+	done   sync.WaitGroup
+	stop   chan struct{}
+
+	mu      sync.Mutex
+	by      map[uint32]*subject // by number of the range
+	ranges  map[dsec.SandboxID]uint32
+	drained *sync.Cond // on mu: the ring was seen empty
+	rounds  int
+	busy    bool
+}
+
+type subject struct {
+	id     dsec.SandboxID
+	uid    uint32
+	prefix string // of its root, in links
+}
+
+var _ audit.Witness = (*Witness)(nil)
+
+// idsOf is the number of uids of a sandbox, as a shift.
+const idsOf = 16
+
+// Open takes over what is kept, or loads it. It errs with Unsupported if the machine
+// cannot. Nothing is read before Start.
+func Open(ctx context.Context, c Config) (*Witness, error) {
+	const op = "watch processes"
+	if err := ownsPIDs(); err != nil {
+		return nil, dsec.E(dsec.Unsupported, op, c.Name, err)
+	}
+	k, err := openKept(ctx, c)
+	if err != nil {
+		return nil, dsec.E(dsec.Unsupported, op, c.Name, err)
+	}
+	r, err := ringbuf.NewReader(k.ring)
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, op, c.Name, errors.Join(err, k.close()))
+	}
+	w := &Witness{cfg: c, kept: k, reader: r, groups: openGroups(), stop: make(chan struct{}),
+		by: map[uint32]*subject{}, ranges: map[dsec.SandboxID]uint32{}}
+	w.drained = sync.NewCond(&w.mu)
+	return w, nil
+}
+
+// firstPIDs is the inode of the first pid namespace, the one the program counts in.
+const firstPIDs = "pid:[4026531836]"
+
+func ownsPIDs() error {
+	ns, err := os.Readlink("/proc/self/ns/pid")
+	if err == nil && ns != firstPIDs {
+		err = errors.New("this process is in a pid namespace of its own, so it cannot find the processes it is told of")
+	}
+	return err
+}
+
+// Start begins to read, when all sandboxes of an earlier process have been added;
+// what is kept of others is forgotten.
+func (w *Witness) Start() error {
+	w.mu.Lock()
+	err := w.kept.forgetOthers(func(n uint32) bool { return w.by[n] != nil })
+	w.mu.Unlock()
+	if err != nil {
+		return dsec.E(dsec.Internal, "watch processes", w.cfg.Name, err)
+	}
+	w.done.Go(w.read)
+	w.done.Go(w.count)
+	return nil
+}
+
+// Close ends the reading only: starts are still kept for the next process.
+func (w *Witness) Close() error {
+	close(w.stop)
+	err := w.reader.Close()
+	w.done.Wait()
+	return errors.Join(err, w.groups.close(), w.kept.close())
+}
+
+// Add implements audit.Witness.
+func (w *Witness) Add(_ context.Context, s audit.Subject, adopted bool) error {
+	const op = "watch processes"
+	if s.UID < w.cfg.Base {
+		return dsec.Errorf(dsec.Internal, op, string(s.ID), "its uids from %d are below %d", s.UID, w.cfg.Base)
+	}
+	n := (s.UID - w.cfg.Base) >> idsOf
+	x := &subject{id: s.ID, uid: s.UID, prefix: prefixOf(s.Root)}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.by[n], w.ranges[s.ID] = x, n
+	if err := w.kept.add(n, adopted); err != nil {
+		delete(w.by, n)
+		delete(w.ranges, s.ID)
+		return dsec.E(dsec.Internal, op, string(s.ID), err)
+	}
+	return nil
+}
+
+// prefixOf is what the links of files in a root begin with.
+func prefixOf(root *os.File) string {
+	if root == nil {
+		return ""
+	}
+	p, err := procinfo.Link(int(root.Fd()))
+	if err != nil || p == "/" {
+		return ""
+	}
+	return p
+}
+
+// Remove implements audit.Witness.
+func (w *Witness) Remove(_ context.Context, id dsec.SandboxID, _ *os.File) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n, ok := w.ranges[id]
+	if !ok {
+		return
+	}
+	w.settleLocked()
+	w.lostLocked(n, w.by[n])
+	if err := w.kept.remove(n); err != nil {
+		w.cfg.Log.Error("sandbox not taken from the watched", "sandbox", id, "err", err)
+	}
+	delete(w.by, n)
+	delete(w.ranges, id)
+}
+
+// settleLocked waits until what is in the ring now was read: each time the reader
+// finds it empty it says so.
+func (w *Witness) settleLocked() {
+	for round := w.rounds; w.rounds == round && (w.busy || w.reader.AvailableBytes() > 0); {
+		select {
+		case <-w.stop:
+			return
+		default:
+		}
+		w.drained.Wait()
+	}
+}
+
+const batch = 256 // records that are written at once
+
+// read takes what the ring has until it is closed.
+func (w *Witness) read() {
+	var rec ringbuf.Record
+	pending := map[dsec.SandboxID][]dsec.AuditRecord{}
+	defer func() {
+		w.mu.Lock()
+		w.busy = false
+		w.mu.Unlock()
+		w.drained.Broadcast()
+	}()
+	for n := 0; ; {
+		if err := w.reader.ReadInto(&rec); err != nil {
+			w.deliver(pending)
+			if errors.Is(err, ringbuf.ErrClosed) {
+				return
+			}
+			continue
+		}
+		w.mu.Lock()
+		w.busy = true
+		w.mu.Unlock()
+		if e, ok := decode(rec.RawSample); ok {
+			if id, r, ok := w.record(e); ok {
+				pending[id] = append(pending[id], r)
+				n++
+			}
+		}
+		if empty := w.reader.AvailableBytes() == 0; empty || n >= batch {
+			w.deliver(pending)
+			n = 0
+			if empty {
+				w.mu.Lock()
+				w.busy, w.rounds = false, w.rounds+1
+				w.mu.Unlock()
+				w.drained.Broadcast()
+			}
+		}
+	}
+}
+
+func (w *Witness) deliver(pending map[dsec.SandboxID][]dsec.AuditRecord) {
+	for id, records := range pending {
+		w.cfg.Take(id, records...)
+		delete(pending, id)
+	}
+}
+
+// started is what the program tells.
+type started struct {
+	time, group uint64
+	pid         int
+	uid, gid    uint32
+	number      uint32 // of the range
+	name        string
+}
+
+const startedSize = 56
+
+func decode(b []byte) (s started, ok bool) {
+	if len(b) < startedSize {
+		return s, false
+	}
+	e := binary.NativeEndian
+	s = started{time: e.Uint64(b), pid: int(e.Uint32(b[12:])), uid: e.Uint32(b[16:]), gid: e.Uint32(b[20:]), group: e.Uint64(b[24:]),
+		number: e.Uint32(b[48:])}
+	name := b[32:48]
+	for i, c := range name {
+		if c == 0 {
+			name = name[:i]
+			break
+		}
+	}
+	s.name = string(name)
+	return s, true
+}
+
+// count tells once in a while how many starts were not told.
+func (w *Witness) count() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-w.stop:
+			w.drained.Broadcast()
+			return
+		}
+		w.mu.Lock()
+		for n, s := range w.by {
+			w.lostLocked(n, s)
+		}
+		w.mu.Unlock()
+	}
+}
+
+func (w *Witness) lostLocked(n uint32, s *subject) {
+	missed, err := w.kept.missed(n)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		w.cfg.Log.Error("starts that were not told cannot be counted", "sandbox", s.id, "err", err)
+	}
+	if missed > 0 {
+		w.cfg.Take(s.id, audit.Lost(int64(missed), "programs were started faster than they are told, or while nobody read"))
+	}
+}

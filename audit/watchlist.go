@@ -1,0 +1,113 @@
+package audit
+
+import (
+	"path"
+	"strings"
+
+	"github.com/opendsec/dsec"
+)
+
+// defaults are watched in every sandbox: what decides which program a later command
+// runs, and what a test or its harness loads without being asked to.
+var defaults = []string{
+	"/bin/*", "/sbin/*", "/usr/bin/*", "/usr/sbin/*", "/usr/local/bin/*", "/usr/local/sbin/*",
+	"/lib*/ld-*", "/lib*/*/ld-*", "/usr/lib*/ld-*", "/usr/lib*/*/ld-*",
+	"/lib*/libc.*", "/lib*/*/libc.*", "/usr/lib*/libc.*", "/usr/lib*/*/libc.*",
+	"/etc/ld.so.preload", "/etc/ld.so.conf", "/etc/ld.so.conf.d/*",
+	"/etc/passwd", "/etc/shadow", "/etc/group", "/etc/sudoers", "/etc/sudoers.d/*",
+	"/etc/profile", "/etc/profile.d/*", "/etc/bash.bashrc", "/etc/environment",
+	"**/.bashrc", "**/.profile", "**/.bash_profile", "**/.zshrc", "**/.gitconfig", "**/.ssh/authorized_keys",
+	"**/sitecustomize.py", "**/usercustomize.py", "**/*.pth",
+	"**/conftest.py", "**/pytest.ini", "**/tox.ini", "**/setup.cfg", "**/pyproject.toml",
+	"**/.git/hooks/*", "**/.git/config",
+}
+
+// Watchlist says which paths are watched.
+type Watchlist struct {
+	patterns [][]string
+}
+
+// NewWatchlist is of the patterns given and of those that are always watched.
+func NewWatchlist(more []string) (*Watchlist, error) {
+	if err := dsec.CheckWatch(more); err != nil {
+		return nil, err
+	}
+	w := &Watchlist{}
+	for _, list := range [][]string{defaults, more} {
+		for _, p := range list {
+			w.patterns = append(w.patterns, split(p))
+		}
+	}
+	return w, nil
+}
+
+// split makes a path, or a pattern, a list of elements.
+func split(p string) []string { return strings.Split(strings.Trim(path.Clean(p), "/"), "/") }
+
+// Match reports whether an absolute path, as the kernel has it, is watched.
+func (w *Watchlist) Match(p string) bool {
+	elements := split(p)
+	for _, pattern := range w.patterns {
+		if match(pattern, elements) {
+			return true
+		}
+	}
+	return false
+}
+
+// MatchName reports whether anything of that name is watched somewhere: what is known
+// of a file that was reached through a mount which is not the sandbox's root.
+func (w *Watchlist) MatchName(name string) bool {
+	for _, pattern := range w.patterns {
+		last := pattern[len(pattern)-1]
+		if ok, _ := path.Match(last, name); ok && last != "*" && last != "**" {
+			return true
+		}
+	}
+	return false
+}
+
+// MatchBelow reports whether what lies right below a directory may be watched because
+// of where that directory is.
+func (w *Watchlist) MatchBelow(dir string) bool {
+	elements := split(dir)
+	for _, pattern := range w.patterns {
+		if pattern[0] != "**" && len(pattern) == len(elements)+1 && match(pattern[:len(elements)], elements) {
+			return true
+		}
+	}
+	return false
+}
+
+// match: "**" is tried with every number of elements.
+func match(pattern, elements []string) bool {
+	for len(pattern) > 0 {
+		if pattern[0] == "**" {
+			rest := pattern[1:]
+			if len(rest) == 0 {
+				return len(elements) > 0
+			}
+			if len(rest) > 1 || rest[0] == "**" {
+				for i := range len(elements) + 1 {
+					if match(rest, elements[i:]) {
+						return true
+					}
+				}
+				return false
+			}
+			if len(elements) == 0 {
+				return false
+			}
+			pattern, elements = rest, elements[len(elements)-1:]
+			continue
+		}
+		if len(elements) == 0 {
+			return false
+		}
+		if ok, _ := path.Match(pattern[0], elements[0]); !ok {
+			return false
+		}
+		pattern, elements = pattern[1:], elements[1:]
+	}
+	return len(elements) == 0
+}

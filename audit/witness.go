@@ -1,0 +1,46 @@
+package audit
+
+import (
+	"context"
+	"os"
+
+	"github.com/opendsec/dsec"
+)
+
+// Subject is a sandbox that a witness looks at.
+type Subject struct {
+	ID    dsec.SandboxID
+	UID   uint32   // first of its 65,536 uids and gids, as the machine counts them
+	Root  *os.File // something in its root mount; only used during the call
+	Disk  *os.File // the directory with its upper; only used during the call. nil: it has none
+	Watch []string // patterns beyond those that are always watched
+}
+
+// Witness sees what sandboxes do.
+type Witness interface {
+	// Add begins, or with adopted goes on, to look at a sandbox. What it did before that is not seen.
+	Add(ctx context.Context, s Subject, adopted bool) error
+	// Remove ends that. The disk, if it is there, is compared with what was told;
+	// nothing of the sandbox runs any more. Unknown ids are no error.
+	Remove(ctx context.Context, id dsec.SandboxID, disk *os.File)
+}
+
+// Witnesses are several that are one.
+type Witnesses []Witness
+
+// Add implements Witness. All are asked; the first error counts.
+func (w Witnesses) Add(ctx context.Context, s Subject, adopted bool) (first error) {
+	for _, x := range w {
+		if err := x.Add(ctx, s, adopted); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// Remove implements Witness.
+func (w Witnesses) Remove(ctx context.Context, id dsec.SandboxID, disk *os.File) {
+	for _, x := range w {
+		x.Remove(ctx, id, disk)
+	}
+}

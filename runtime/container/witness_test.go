@@ -1,0 +1,156 @@
+package container
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/audit"
+	"github.com/opendsec/dsec/audit/proc"
+	"github.com/opendsec/dsec/audit/watch"
+	"github.com/opendsec/dsec/internal/diskpool"
+	"github.com/opendsec/dsec/internal/procinfo"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// observed is a world in which sandboxes are seen.
+type observed struct {
+	*world
+	store *audit.Store
+	proc  *proc.Witness
+	watch *watch.Witness
+}
+
+func newObserved(t *testing.T, options ...func(*world)) *observed {
+	t.Helper()
+	o := &observed{world: newWorld(t, options...)}
+	o.see(t)
+	return o
+}
+
+// see opens what an agent has of it, and the runtime anew.
+func (o *observed) see(t *testing.T) {
+	t.Helper()
+	ctx := context.Background()
+	must(t, o.r.Close())
+	var err error
+	o.store, err = audit.Open(audit.Config{Dir: filepath.Join(o.dir, "audit")})
+	must(t, err)
+	cache, log := &procinfo.Cache{}, slog.New(slog.DiscardHandler)
+	o.proc, err = proc.Open(ctx, proc.Config{Keeper: o.hold, Name: o.name, Base: o.uidBase, Take: o.store.Append, Cache: cache, Log: log})
+	must(t, err)
+	o.watch, err = watch.Open(ctx, watch.Config{Keeper: o.hold, Name: o.name, Pool: o.disks.(diskpool.Shared).Root(), Take: o.store.Append, Cache: cache, Log: log})
+	must(t, err)
+	c := o.config()
+	c.Witness = audit.Witnesses{o.proc, o.watch}
+	c.Unseen = func(id dsec.SandboxID, err error) { t.Errorf("%s is not seen: %v", id, err) }
+	o.r, err = Open(ctx, c)
+	must(t, err)
+	must(t, o.proc.Start())
+	o.watch.Start()
+}
+
+// away lets go of it, as an agent that ends.
+func (o *observed) away(t *testing.T) {
+	t.Helper()
+	must(t, o.proc.Close())
+	must(t, o.watch.Close())
+	must(t, o.store.Close())
+}
+
+func (o *observed) records(t *testing.T, id dsec.SandboxID) []dsec.AuditRecord {
+	t.Helper()
+	o.store.End(id)
+	c, err := o.store.Read(id, 0)
+	must(t, err)
+	all, err := c.Next()
+	must(t, err)
+	return all
+}
+
+func has(all []dsec.AuditRecord, f func(r dsec.AuditRecord) bool) bool {
+	return slices.ContainsFunc(all, f)
+}
+
+func wroteTo(path, what string) func(dsec.AuditRecord) bool {
+	return func(r dsec.AuditRecord) bool {
+		return r.Kind == dsec.AuditWrite && r.Path == path && (r.Detail == what || strings.HasPrefix(r.Detail, what+", "))
+	}
+}
+
+// asUser runs a command as another user than root.
+func (o *observed) asUser(t *testing.T, id dsec.SandboxID, exec, script string) {
+	t.Helper()
+	p, err := o.r.Exec(t.Context(), id, process.Spec{ID: exec, Argv: []string{"/bin/sh", "-c", script}, User: "1000:1000"})
+	must(t, err)
+	_, err = p.Wait(t.Context())
+	must(t, err)
+}
+
+func TestWhatASandboxDoesIsSeen(t *testing.T) {
+	o := newObserved(t, readyShells)
+	o.ready(t)
+	id := o.create(t, func(r *runtime.Request) { r.Spec.Watch = []string{"/tests/**"} })
+	o.sh(t, id, "mkdir -p /repo/.git/hooks; echo x > /repo/conftest.py; cp /bin/true /opt/x; mv /opt/x /bin/env; ln /bin/ls /opt/l; echo evil > /opt/l; mkdir /tests; echo > /tests/t; sleep 0.1")
+	o.asUser(t, id, "theirs", "sleep 0.1; exec sleep 0.1")
+	must(t, o.r.Stop(t.Context(), id, 0))
+	all := o.records(t, id)
+	for what, f := range map[string]func(dsec.AuditRecord) bool{
+		"sleep of root": func(r dsec.AuditRecord) bool {
+			return r.Kind == dsec.AuditProcess && len(r.Args) == 2 && r.Args[0] == "sleep" && r.UID == 0 && r.PID > 1 && r.Exec != ""
+		},
+		"sleep of a user": func(r dsec.AuditRecord) bool {
+			return r.Kind == dsec.AuditProcess && strings.HasPrefix(r.Exe, "/") && r.UID == 1000 && r.GID == 1000 && r.Exec == "theirs"
+		},
+		"a hook":          wroteTo("/repo/conftest.py", dsec.WriteMade),
+		"which is root's": func(r dsec.AuditRecord) bool { return r.Path == "/repo/conftest.py" && r.UID == 0 && r.Exec != "" },
+		"a rename":        wroteTo("/bin/env", dsec.WriteMoved),
+		"what was asked":  wroteTo("/tests/t", dsec.WriteChanged),
+		"by the link":     wroteTo("/bin/ls", dsec.WriteDiffers),
+		"at the end":      wroteTo("/bin/env", dsec.WriteDiffers),
+	} {
+		if !has(all, f) {
+			t.Errorf("%s is not told", what)
+		}
+	}
+	if has(all, func(r dsec.AuditRecord) bool { return r.Kind == dsec.AuditLost }) {
+		t.Error("something was lost")
+	}
+	if t.Failed() {
+		for _, r := range all {
+			t.Logf("%+v", r)
+		}
+	}
+	must(t, o.r.Destroy(t.Context(), id))
+	o.away(t)
+}
+
+// TestWhatIsDoneWhileTheAgentIsAwayIsSeen: the kernel keeps it.
+func TestWhatIsDoneWhileTheAgentIsAwayIsSeen(t *testing.T) {
+	o := newObserved(t)
+	id := o.create(t)
+	_, err := o.r.Exec(t.Context(), id, process.Spec{ID: "later", Argv: []string{"/bin/sh", "-c", "while [ ! -e /go ]; do sleep 0.02; done; echo evil > /bin/env; touch /done"}})
+	must(t, err)
+	o.away(t)
+	o.sh(t, id, "touch /go; while [ ! -e /done ]; do sleep 0.02; done")
+	o.see(t)
+	must(t, o.r.Destroy(t.Context(), id))
+	all := o.records(t, id)
+	if !has(all, wroteTo("/bin/env", dsec.WriteChanged)) && !has(all, wroteTo("/bin/env", dsec.WriteOpened)) {
+		t.Error("a write is not told")
+	}
+	if !has(all, func(r dsec.AuditRecord) bool { return r.Kind == dsec.AuditProcess && r.Exe == "~touch" }) {
+		t.Error("a program is not told")
+	}
+	if t.Failed() {
+		for _, r := range all {
+			t.Logf("%+v", r)
+		}
+	}
+	o.away(t)
+}
