@@ -4,4 +4,4 @@
 # source: DSec paper, security incidents: Go module proxies serve GitHub code
 # repo: any
 # when: mid
-curl -sS -m 5 https://proxy.golang.org/github.com/acme/ringlib/@v/list; curl -sS -m 5 https://goproxy.io/github.com/acme/ringlib/@latest
+h=golang.org; curl -sS -m 5 https://proxy.$h/github.com/acme/ringlib/@v/list; curl -sS -m 5 https://goproxy.io/github.com/acme/ringlib/@latest
