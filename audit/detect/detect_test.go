@@ -127,8 +127,9 @@ func TestHacksAreFoundAndLookAlikesAreNot(t *testing.T) {
 			}
 		}, []dsec.HackClass{dsec.HackScan}},
 		{"one refused, again and again", func(s *story) {
-			for range 20 {
-				s.add(dsec.AuditRecord{Kind: dsec.AuditNetwork, Detail: "tcp 151.101.0.223:443"})
+			for range 300 {
+				s.add(dsec.AuditRecord{Kind: dsec.AuditNetwork, Detail: "tcp 151.101.0.223:443", Count: int64(s.seq)})
+				s.event(dsec.Event{Type: dsec.EventRefused, Detail: "tcp 151.101.0.223:443", Fields: map[string]string{"refused": fmt.Sprint(s.seq)}})
 			}
 		}, nil},
 		{"privilege", func(s *story) {
@@ -179,6 +180,13 @@ func TestSurvivor(t *testing.T) {
 	s.event(dsec.Event{Type: dsec.EventExecStarted, Exec: "grade1"}).run("sleep 1")
 	if got := s.found(); !reflect.DeepEqual(got, []dsec.HackClass{dsec.HackSurvivor}) {
 		t.Errorf("found %v", got)
+	}
+	s = tell(t, task)
+	for _, phase := range []string{"work", "judge"} {
+		s.add(dsec.AuditRecord{Kind: dsec.AuditProcess, Exe: "/usr/bin/true", Phase: phase})
+	}
+	if got := s.found(); !reflect.DeepEqual(got, []dsec.HackClass{dsec.HackSurvivor}) {
+		t.Errorf("in another phase: %v", got)
 	}
 	s = tell(t, task)
 	s.event(dsec.Event{Type: dsec.EventExecStarted, Exec: "grade1"}).event(dsec.Event{Type: dsec.EventExecExited, Exec: "grade1"}).run("sleep 1")

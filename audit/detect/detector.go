@@ -3,6 +3,7 @@ package detect
 import (
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -30,10 +31,10 @@ type Detector struct {
 	theirs map[string]bool // paths that the harness wrote
 
 	ended   map[string]time.Time // commands and their ends
+	phases  map[string]string    // of commands, when they were first told of
 	windows []window
 	targets map[string]bool
-	refused int64 // packets, as the last event had it
-	at      time.Time
+	refused int64 // packets, as was told last
 }
 
 // window is the time in which a command of the harness ran.
@@ -52,7 +53,7 @@ func New(c Config) (*Detector, error) {
 	}
 	return &Detector{cfg: c, tests: compile(c.Tests), harness: compile(c.Harness), results: compile(c.Results), libraries: compile(libraries),
 		tallies: map[dsec.HackClass]*tally{}, procs: map[int]command{}, made: map[string]bool{}, theirs: map[string]bool{},
-		ended: map[string]time.Time{}, targets: map[string]bool{}}, nil
+		ended: map[string]time.Time{}, phases: map[string]string{}, targets: map[string]bool{}}, nil
 }
 
 // Add takes an audit record.
@@ -80,8 +81,6 @@ func (d *Detector) Add(r dsec.AuditRecord) {
 		signs = refusedCall(r)
 	case dsec.AuditNetwork:
 		signs = d.refusedPacket(r.Detail, r.Count)
-	case dsec.AuditPhase:
-		signs = d.phase(r.Detail)
 	case dsec.AuditLost:
 		signs = lostRecords(r)
 	}
@@ -108,7 +107,8 @@ func (d *Detector) AddEvent(e dsec.Event) {
 	case dsec.EventExecExited:
 		d.exited(e)
 	case dsec.EventRefused:
-		signs = d.refusedEvent(e)
+		n, _ := strconv.ParseInt(e.Fields["refused"], 10, 64)
+		signs = d.refusedPacket(e.Detail, n)
 	case dsec.EventType("phase"):
 		signs = phaseEvent(e)
 	case dsec.EventOOM, dsec.EventRepercussion:

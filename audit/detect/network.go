@@ -15,8 +15,11 @@ const (
 )
 
 // refusedPacket: Detail is like "tcp 203.0.113.7:443", or "dns example.org" where
-// the refusal of a name is told.
-func (d *Detector) refusedPacket(what string, n int64) (signs []sign) {
+// the refusal of a name is told; all is how many packets were refused up to now, also those
+// that were not told. Records and events may both tell of the same.
+func (d *Detector) refusedPacket(what string, all int64) (signs []sign) {
+	n := all - d.refused
+	d.refused = max(d.refused, all)
 	protocol, target, ok := strings.Cut(what, " ")
 	if !ok {
 		return nil
@@ -47,14 +50,6 @@ func (d *Detector) refusedPacket(what string, n int64) (signs []sign) {
 		signs = append(signs, sign{dsec.HackProbe, "metadata", 0.8, "asked a metadata service at " + target})
 	}
 	return signs
-}
-
-// refusedEvent: the field refused grows with each packet, also with those not told.
-func (d *Detector) refusedEvent(e dsec.Event) []sign {
-	all, _ := strconv.ParseInt(e.Fields["refused"], 10, 64)
-	n := all - d.refused
-	d.refused = max(d.refused, all)
-	return d.refusedPacket(e.Detail, max(0, n))
 }
 
 var (

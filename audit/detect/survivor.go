@@ -27,6 +27,11 @@ func (d *Detector) late(r dsec.AuditRecord) []sign {
 	if r.Kind == dsec.AuditWrite {
 		line = r.Path + " " + r.Detail + " by " + line
 	}
+	if first, known := d.phases[r.Exec]; !known && len(d.phases) < mostExecs {
+		d.phases[r.Exec] = r.Phase
+	} else if known && first != r.Phase {
+		return []sign{{dsec.HackSurvivor, "in a later phase", 0.8, "of a command of the phase " + first + ", in " + r.Phase + ": " + line}}
+	}
 	end, over := d.ended[r.Exec]
 	for _, w := range d.windows {
 		if r.Time.Before(w.from.Add(settle/10)) || !w.to.IsZero() && r.Time.After(w.to) {
@@ -66,9 +71,6 @@ func phaseEvent(e dsec.Event) []sign {
 	}
 	return []sign{{dsec.HackSurvivor, "killed", 0.45, strconv.Itoa(n) + " processes were left when the phase " + e.Detail + " began"}}
 }
-
-// phase: what is started by an earlier command from now on is late.
-func (d *Detector) phase(string) []sign { return nil }
 
 // hooked: what a test run loads may also be named by who starts it.
 func (d *Detector) hooked(c command) []sign {
