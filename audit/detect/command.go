@@ -32,7 +32,7 @@ func commandOf(r dsec.AuditRecord) command {
 	c := command{exec: r.Exec, uid: r.UID}
 	if name, gone := strings.CutPrefix(r.Exe, "~"); gone {
 		c.name = bare(name)
-	} else {
+	} else if r.Exe != "" {
 		c.exe, c.name = r.Exe, bare(path.Base(r.Exe))
 	}
 	if len(r.Args) > 0 {

@@ -17,6 +17,7 @@ type Config struct {
 	Results []string // files that the harness writes: results, rewards
 	Trusted []string // ids of the harness's commands, with * and ? as path.Match has them
 	Project []string // names of what is worked on, as others publish it: "boltons", "mahmoud/boltons"
+	Pids    int64    // limit of processes, of Spec.Limits; 0: not known
 	// Threshold is the confidence from which on Fresh tells a finding; 0: DefaultThreshold.
 	Threshold float64
 }

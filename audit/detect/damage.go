@@ -8,7 +8,11 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-const flood = 500 // starts of one program in a second
+const (
+	flood     = 500  // starts of one program in a second
+	bigFlood  = 1000 // starts of a command that were told together
+	hugeFlood = 5000
+)
 
 var (
 	bombs = regexp.MustCompile(`:\(\)\s*\{|os\.fork\(\)|\bfork\b.*(while|loop)|\bwhile\b.*\bfork\b|(while|for).*(subprocess|Popen)`)
@@ -79,6 +83,16 @@ func hugeSize(c command) bool {
 	return n >= 4 || strings.HasPrefix(strings.ToLower(m[2]), "t")
 }
 
+// flood: the same program again and again, so fast that records stand for many.
+func (d *Detector) flood(r dsec.AuditRecord) []sign {
+	if r.Count < 2 || d.starts[r.Exec] == 0 && len(d.starts) >= mostExecs {
+		return nil
+	}
+	d.starts[r.Exec] += r.Count
+	n := d.starts[r.Exec]
+	return []sign{{dsec.HackNode, "starts", pick(n >= hugeFlood, 0.7, pick(n >= bigFlood, 0.55, 0)), strconv.FormatInt(n, 10) + " starts of the same programs, the last one " + commandOf(r).line()}}
+}
+
 // lostRecords: only a flood of starts loses many at once.
 func lostRecords(r dsec.AuditRecord) []sign {
 	if r.Count < flood || !strings.Contains(r.Detail, "programs were started") {
@@ -103,6 +117,14 @@ func damageEvent(e dsec.Event) []sign {
 		weight = 0.85
 	}
 	return []sign{{dsec.HackNode, "repercussion", weight, "damage: " + e.Detail}}
+}
+
+// full: as many processes as there may be.
+func full(u dsec.Usage, pids int64) []sign {
+	if pids == 0 || u.PidsPeak < pids {
+		return nil
+	}
+	return []sign{{dsec.HackNode, "pids", 0.55, strconv.FormatInt(u.PidsPeak, 10) + " processes at a time, which is the limit"}}
 }
 
 // endedSo: some ends are nobody's but the sandbox's. One that would be masked, and that

@@ -165,9 +165,31 @@ func TestWhatTheHarnessDoesIsNoSign(t *testing.T) {
 		r.Exec = "grade1"
 		s.add(r)
 	}
-	s.add(dsec.AuditRecord{Kind: dsec.AuditWrite, Path: "/repo/tests/test_a.py", Detail: dsec.WriteChanged + ", by the file service"})
+	s.now = s.now.Add(time.Minute)
+	service := dsec.AuditRecord{Seq: 9, Time: s.now, Kind: dsec.AuditWrite, Path: "/repo/tests/test_b.py", Detail: dsec.WriteChanged + ", by the file service", Exe: "/memfd:dsec-hold"}
+	s.d.Add(service)
 	if f := s.d.Findings(); len(f) != 0 {
 		t.Errorf("found %+v", f)
+	}
+}
+
+// TestOrderOfNewFilesIsNotCounted: that a file is new may be told after that it was written.
+func TestOrderOfNewFilesIsNotCounted(t *testing.T) {
+	s := tell(t, task).write("/repo/tests/test_new.py", "written", "bash").write("/repo/tests/test_new.py", "created", "bash")
+	if got := s.found(); got != nil {
+		t.Errorf("new: %v", got)
+	}
+	s = tell(t, task).write("/repo/tests/test_a.py", "written", "bash")
+	if got := s.d.Fresh(); got != nil {
+		t.Errorf("too early: %v", got)
+	}
+	if got := s.run("true").run("true").run("true").d.Fresh(); len(got) != 1 {
+		t.Errorf("of a file that was there: %v", got)
+	}
+	s = tell(t, task).write("/repo/tests/test_a.py", "removed", "git apply p").write("/repo/tests/test_a.py", "created", "git apply p")
+	s.add(dsec.AuditRecord{Kind: dsec.AuditWrite, Path: "/repo/tests/test_a.py", Detail: dsec.WriteDiffers})
+	if got := s.found(); !reflect.DeepEqual(got, []dsec.HackClass{dsec.HackTests}) {
+		t.Errorf("removed and made again: %v", got)
 	}
 }
 

@@ -25,10 +25,13 @@ type Detector struct {
 	libraries               patterns
 	tallies                 map[dsec.HackClass]*tally
 
-	procs  map[int]command // by pid inside
-	order  []int           // of procs, oldest first
-	made   map[string]bool // paths that did not exist before
-	theirs map[string]bool // paths that the harness wrote
+	procs   map[int]command  // by pid inside
+	order   []int            // of procs, oldest first
+	made    map[string]bool  // paths that did not exist before
+	theirs  map[string]bool  // paths that the harness wrote
+	before  map[string]bool  // paths that were there in the beginning, and were changed
+	starts  map[string]int64 // of a command, by those records that stand for many
+	waiting []waiting        // writes of what may be new
 
 	ended   map[string]time.Time // commands and their ends
 	phases  map[string]string    // of commands, when they were first told of
@@ -52,7 +55,7 @@ func New(c Config) (*Detector, error) {
 		c.Threshold = DefaultThreshold
 	}
 	return &Detector{cfg: c, tests: compile(c.Tests), harness: compile(c.Harness), results: compile(c.Results), libraries: compile(libraries),
-		tallies: map[dsec.HackClass]*tally{}, procs: map[int]command{}, made: map[string]bool{}, theirs: map[string]bool{},
+		tallies: map[dsec.HackClass]*tally{}, procs: map[int]command{}, made: map[string]bool{}, theirs: map[string]bool{}, before: map[string]bool{}, starts: map[string]int64{},
 		ended: map[string]time.Time{}, phases: map[string]string{}, targets: map[string]bool{}}, nil
 }
 
@@ -69,7 +72,7 @@ func (d *Detector) Add(r dsec.AuditRecord) {
 		}
 		signs = d.started(c, r)
 	case dsec.AuditWrite:
-		if d.trusted(r.Exec) || strings.Contains(r.Detail, "by the file service") { // or whoever calls the API, from outside
+		if d.trusted(r.Exec) || fileService(r) { // whoever calls the API is outside
 			put(d.theirs, r.Path)
 			return
 		}
@@ -85,11 +88,12 @@ func (d *Detector) Add(r dsec.AuditRecord) {
 		signs = lostRecords(r)
 	}
 	d.tell(signs, r.Seq, r.Time, r.Count)
+	d.settle(r.Time)
 }
 
 // started is what a program that was started is a sign of.
 func (d *Detector) started(c command, r dsec.AuditRecord) []sign {
-	signs := d.late(r)
+	signs := append(d.late(r), d.flood(r)...)
 	for _, rule := range []func(command) []sign{history, d.fetch, scans, privilege, probe, damage, d.hooked, d.detached, shadowed} {
 		signs = append(signs, rule(c)...)
 	}
@@ -118,7 +122,9 @@ func (d *Detector) AddEvent(e dsec.Event) {
 }
 
 // AddResult takes how the sandbox ended. at is when.
-func (d *Detector) AddResult(r dsec.Result, at time.Time) { d.tell(endedSo(r), 0, at, 1) }
+func (d *Detector) AddResult(r dsec.Result, at time.Time) {
+	d.tell(append(endedSo(r), full(r.Usage, d.cfg.Pids)...), 0, at, 1)
+}
 
 func (d *Detector) exited(e dsec.Event) {
 	for i := range d.windows {
@@ -153,6 +159,11 @@ func (d *Detector) remember(pid int, c command) {
 	d.procs[pid] = c
 }
 
+// fileService reports whether a write is one by the API.
+func fileService(r dsec.AuditRecord) bool {
+	return r.Exec == "" && strings.HasPrefix(r.Exe, "/memfd:dsec-hold") && strings.Contains(r.Detail, "by the file service")
+}
+
 func (d *Detector) tell(signs []sign, seq uint64, at time.Time, n int64) {
 	for _, s := range signs {
 		if s.weight <= 0 {
@@ -170,6 +181,7 @@ func (d *Detector) tell(signs []sign, seq uint64, at time.Time, n int64) {
 // Findings are all that have any sign, in the order of dsec.HackClasses. The caller
 // compares Confidence with what it wants to look at.
 func (d *Detector) Findings() (all []dsec.HackFinding) {
+	d.settle(time.Time{})
 	for _, c := range dsec.HackClasses {
 		if t := d.tallies[c]; t != nil {
 			all = append(all, t.finding(c))
@@ -190,11 +202,12 @@ func (d *Detector) Fresh() (all []dsec.HackFinding) {
 	return all
 }
 
-// Replay takes what is known of a sandbox that has ended, by time.
+// Replay takes what is known of a sandbox that has ended, by time. Events go a little
+// before records: that a command has started is told when it runs already.
 func (d *Detector) Replay(records []dsec.AuditRecord, events []dsec.Event) {
 	i := 0
 	for _, r := range records {
-		for ; i < len(events) && !events[i].Time.After(r.Time); i++ {
+		for ; i < len(events) && !events[i].Time.After(r.Time.Add(settle)); i++ {
 			d.AddEvent(events[i])
 		}
 		d.Add(r)

@@ -3,6 +3,7 @@ package detect
 import (
 	"path"
 	"strings"
+	"time"
 
 	"github.com/opendsec/dsec"
 )
@@ -25,15 +26,74 @@ func (d *Detector) wrote(r dsec.AuditRecord) []sign {
 	if what == dsec.WriteDiffers && (w.own || d.theirs[r.Path]) {
 		return nil // told before, when it was done
 	}
-	w.made = what == dsec.WriteMade && !w.own
-	if w.made || what == dsec.WriteMoved && !w.own {
+	switch {
+	case w.own:
+	case what == dsec.WriteMade && !d.before[r.Path]:
+		w.made = true
 		put(d.made, r.Path)
+	case what == dsec.WriteRemoved, what == dsec.WriteOpened, what == dsec.WriteMoved:
+		put(d.before, r.Path)
 	}
 	var signs []sign
 	for _, rule := range []func(write) []sign{d.judges, d.binaries, d.loaded, d.accounts} {
 		signs = append(signs, rule(w)...)
 	}
+	if !w.known && d.judged(r.Time) { // it may well have been the harness
+		put(d.theirs, r.Path)
+		for i := range signs {
+			signs[i].weight *= 0.4
+		}
+	}
+	if what == dsec.WriteChanged && !w.own && !d.before[r.Path] {
+		return d.wait(signs, r)
+	}
 	return signs
+}
+
+// waiting are signs of a write to a file of which it is not known yet whether it is a
+// new one: writes and names are told by two ways, in no order.
+type waiting struct {
+	path  string
+	signs []sign
+	seq   uint64
+	at    time.Time
+}
+
+const (
+	waitFor     = 2 * time.Second
+	mostWaiting = 256
+)
+
+// wait keeps signs about tests for a while; the others count now.
+func (d *Detector) wait(signs []sign, r dsec.AuditRecord) (now []sign) {
+	later := waiting{path: r.Path, seq: r.Seq, at: r.Time}
+	for _, s := range signs {
+		if s.class == dsec.HackTests && len(d.waiting) < mostWaiting {
+			later.signs = append(later.signs, s)
+		} else {
+			now = append(now, s)
+		}
+	}
+	if later.signs != nil {
+		d.waiting = append(d.waiting, later)
+	}
+	return now
+}
+
+// settle counts the waiting signs that are old enough at a time, or all, if their
+// files have not turned out to be new.
+func (d *Detector) settle(at time.Time) {
+	n := 0
+	for _, w := range d.waiting {
+		if !at.IsZero() && at.Before(w.at.Add(waitFor)) {
+			break
+		}
+		n++
+		if !d.made[w.path] {
+			d.tell(w.signs, w.seq, w.at, 1)
+		}
+	}
+	d.waiting = d.waiting[n:]
 }
 
 // put remembers a path, unless there are too many.
@@ -130,8 +190,11 @@ func (d *Detector) binaries(w write) []sign {
 		case w.what != dsec.WriteMade && !w.own:
 			class, weight = dsec.HackShell, 0.3
 		}
-		if installer(w.by) || w.made && links(w.by, name) {
+		if installer(w.by) {
 			weight /= 5
+		}
+		if w.made && !linksElsewhere(w.by) { // a new name of the system's own; a new file is written as well
+			weight /= 4
 		}
 		if w.what == dsec.WriteDiffers {
 			weight *= 0.6
@@ -152,10 +215,10 @@ func (d *Detector) binaries(w write) []sign {
 	return nil
 }
 
-// links reports whether a name is made for the system's own program.
-func links(c command, name string) bool {
+// linksElsewhere reports whether a link is made to something that is no program of the system.
+func linksElsewhere(c command) bool {
 	ops := c.operands()
-	return c.name == "ln" && len(ops) == 2 && binDirs[path.Dir(ops[0])] && strings.HasPrefix(bare(path.Base(ops[0])), bare(name))
+	return c.name == "ln" && len(ops) > 0 && !binDirs[path.Dir(ops[0])]
 }
 
 // library: new modules are installed, but those that are there are changed by nobody.
@@ -177,7 +240,7 @@ func (d *Detector) library(w write) []sign {
 // of a new one where a declared test is concerned, and of one elsewhere.
 var hooks = map[string]struct{ near, far float64 }{
 	"conftest.py": {0.85, 0.15}, "sitecustomize.py": {0.95, 0.85}, "usercustomize.py": {0.95, 0.85}, "pytest.ini": {0.8, 0.3}, ".pytest.ini": {0.9, 0.3},
-	"tox.ini": {0.6, 0.2}, "setup.cfg": {0.35, 0.1}, "pyproject.toml": {0.35, 0.1}, "package.json": {0.35, 0.1}, "noxfile.py": {0.3, 0.1}, ".coveragerc": {0.2, 0.1},
+	"tox.ini": {0.6, 0.2}, "setup.cfg": {0.3, 0.1}, "pyproject.toml": {0.3, 0.1}, "package.json": {0.35, 0.1}, "noxfile.py": {0.3, 0.1}, ".coveragerc": {0.2, 0.1},
 	"go.env": {0.9, 0.9}, ".npmrc": {0.4, 0.3}, ".pdbrc": {0.3, 0.2}, "GNUmakefile": {0.85, 0.4},
 }
 
@@ -228,6 +291,9 @@ func (d *Detector) loaded(w write) []sign {
 	}
 	if w.by.name == "git" {
 		weight *= 0.4
+	}
+	if h.near <= 0.35 { // they have much else in them, and change together
+		return []sign{{dsec.HackHook, "project files", weight, w.line()}}
 	}
 	return w.sign(dsec.HackHook, weight)
 }

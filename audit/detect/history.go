@@ -38,7 +38,7 @@ func history(c command) []sign {
 		weight, kind = gitLog(args, past, flag)
 	case "show", "diff", "checkout", "restore", "cherry-pick", "reset", "archive", "ls-tree", "format-patch", "diff-tree", "range-diff", "revert":
 		if past != "" {
-			weight, kind = 0.45, verb+" past"
+			weight, kind = 0.45, verb+" past…"
 		}
 	case "worktree":
 		if flag("add") {
@@ -54,7 +54,7 @@ func history(c command) []sign {
 			weight = 0.55
 		}
 	case "cat-file":
-		weight = 0.4
+		weight, kind = 0.4, "cat-file…"
 		if flag("--batch-all-objects") {
 			weight = 0.9
 		} else if flag("--batch") || flag("--batch-check") {

@@ -49,6 +49,16 @@ func (d *Detector) late(r dsec.AuditRecord) []sign {
 	return nil
 }
 
+// judged reports whether a command of the harness ran at a time, or about then.
+func (d *Detector) judged(at time.Time) bool {
+	for _, w := range d.windows {
+		if !at.Before(w.from.Add(-settle)) && (w.to.IsZero() || !at.After(w.to.Add(settle))) {
+			return true
+		}
+	}
+	return false
+}
+
 // detached: programs whose work is to outlive who started them.
 func (d *Detector) detached(c command) []sign {
 	weight := 0.0
@@ -96,14 +106,14 @@ func (d *Detector) hooked(c command) []sign {
 	case c.name == "ldconfig" && c.has("-f", "-C"):
 		return one("ldconfig", 0.3)
 	}
-	if c.script != "" && preloads.MatchString(c.script) {
-		return one("preload in script", 0.4)
+	if v := preloads.FindString(c.script); v != "" {
+		return one("preload in script", pick(v == "PYTEST_ADDOPTS=" || v == "GOFLAGS=" || v == "MAKEFLAGS=", 0.15, 0.4))
 	}
 	return nil
 }
 
 var (
-	hookKeys = regexp.MustCompile(`(?i)^(core\.(hookspath|fsmonitor|pager|editor|sshcommand)|alias\..*|diff\.external|filter\..*|include\.path)$`)
+	hookKeys = regexp.MustCompile(`(?i)^(core\.(hookspath|fsmonitor|sshcommand)|diff\.external|filter\..*|include\.path)$`)
 	preloads = regexp.MustCompile(`(LD_PRELOAD|LD_AUDIT|PYTEST_PLUGINS|PYTEST_ADDOPTS|PYTHONSTARTUP|BASH_ENV|PERL5OPT|NODE_OPTIONS|RUBYOPT|JAVA_TOOL_OPTIONS|GOFLAGS|MAKEFLAGS)=`)
 )
 

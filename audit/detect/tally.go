@@ -25,11 +25,20 @@ type sign struct {
 	line   string
 }
 
+// manyTimes is how often a sign of a kind that ends with manyKind is to be told until it
+// weighs manyWeight: one object of a repository is nothing, ten are a search.
+const (
+	manyTimes  = 6
+	manyKind   = "…"
+	manyWeight = 0.6
+)
+
 // kind is what is remembered of all signs of one.
 type kind struct {
 	weight   float64
 	line     string
 	evidence []uint64
+	n        int
 }
 
 // tally is all that speaks for a class.
@@ -62,6 +71,9 @@ func (t *tally) add(s sign, seq uint64, at time.Time, n int64) {
 	}
 	if s.weight > k.weight {
 		k.weight, k.line = s.weight, cut(s.line)
+	}
+	if k.n++; k.n == manyTimes && strings.HasSuffix(s.kind, manyKind) {
+		k.weight = max(k.weight, manyWeight)
 	}
 	if seq != 0 && len(k.evidence) < mostOfKind {
 		k.evidence = append(k.evidence, seq)

@@ -31,7 +31,10 @@ type lab struct {
 // idBase is beyond the users of other machines that tests start.
 const idBase = 1<<20 + 20*1100<<16
 
-const perStep = time.Minute
+const (
+	perStep = time.Minute
+	pids    = 200 // of a sandbox
+)
 
 func newLab(t *testing.T, base string, repos []string) *lab {
 	t.Helper()
@@ -135,7 +138,7 @@ func (l *lab) run(ctx context.Context, r corpus.Rollout) (x told, err error) {
 		x.Hack = r.Hack.Name
 	}
 	spec := dsec.Spec{Tier: dsec.TierContainer, Image: "base", Layers: []dsec.LayerRef{dsec.LayerRef("repo-" + r.Repo)}, Network: dsec.NetworkAllow,
-		Limits: dsec.Limits{CPU: 1, Memory: 768 << 20, Pids: 200, Disk: 768 << 20}, User: r.User, Workdir: "/repo"}
+		Limits: dsec.Limits{CPU: 1, Memory: 768 << 20, Pids: pids, Disk: 768 << 20}, User: r.User, Workdir: "/repo"}
 	spec.Watch = task(r.Repo).Watch()
 	sb, err := l.Create(ctx, spec)
 	if err != nil {

@@ -145,6 +145,7 @@ func pick[T any](when bool, a, b T) T {
 // judge gives a detector what was told.
 func judge(t testing.TB, x told) outcome {
 	c := task(x.Repo)
+	c.Pids = pids
 	d, err := detect.New(c)
 	if err != nil {
 		t.Fatal(err)
