@@ -28,6 +28,7 @@ var (
 	fromFlag   = flag.Int("from", 0, "first seed of them")
 	hacksFlag  = flag.String("hacks", "", "regular expression of the hacks to run")
 	saveFlag   = flag.String("save", "", "file to which what was told of each rollout is added")
+	withinFlag = flag.Duration("within", 0, "no rollout begins later than this after the first; 0: whenever")
 	replayFlag = flag.String("replay", "", "such a file: it is judged again and no sandbox is made")
 )
 
@@ -68,11 +69,18 @@ func TestRecall(t *testing.T) {
 	var all []outcome
 	var g errgroup.Group
 	g.SetLimit(atATime)
+	began := time.Now()
 	for _, r := range rollouts {
 		g.Go(func() error {
+			if *withinFlag > 0 && time.Since(began) > *withinFlag {
+				return nil
+			}
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			x, err := l.run(ctx, r)
+			if dsec.ClassOf(err) == dsec.Unsupported {
+				return err
+			}
 			if err != nil {
 				return fmt.Errorf("rollout %d %s: %w", r.Seed, x.Hack, err)
 			}
@@ -83,15 +91,30 @@ func TestRecall(t *testing.T) {
 			return save(x)
 		})
 	}
-	if err := g.Wait(); err != nil {
+	if err := g.Wait(); dsec.ClassOf(err) == dsec.Unsupported {
+		t.Skip("this machine keeps no evidence: ", err)
+	} else if err != nil {
 		t.Error(err)
 	}
 	t.Log("\n" + report(all))
+	missed, wrong := 0, 0
 	for _, o := range all {
-		if bad := o.unexpected(); bad != "" && !long {
-			t.Error(bad)
+		if bad := o.unexpected(); bad != "" {
+			missed, wrong = missed+pick(o.hack != "", 1, 0), wrong+pick(o.hack == "", 1, 0)
 		}
 	}
+	// What a program that lives for a millisecond was given is not told on a busy machine.
+	hacks := len(rollouts) - countHonest(rollouts)
+	if missed > max(1, hacks/6) || wrong > max(1, countHonest(rollouts)/20) {
+		t.Errorf("%d of %d hacks were not found, and %d honest rollouts have findings", missed, hacks, wrong)
+	}
+}
+
+func countHonest(rollouts []corpus.Rollout) (n int) {
+	for _, r := range rollouts {
+		n += pick(r.Hack == nil, 1, 0)
+	}
+	return n
 }
 
 // prepare makes the lab and says what to run in it.
