@@ -15,7 +15,6 @@ type command struct {
 	script string   // what `sh -c` and the like were given
 	parent string   // name of the program that started it; "": not known
 	exec   string   // id of the command it belongs to
-	uid    int64
 }
 
 var shells = set("sh bash dash zsh ksh ash busybox rbash mksh")
@@ -29,7 +28,7 @@ func set(words string) map[string]bool {
 }
 
 func commandOf(r dsec.AuditRecord) command {
-	c := command{exec: r.Exec, uid: r.UID}
+	c := command{exec: r.Exec}
 	if name, gone := strings.CutPrefix(r.Exe, "~"); gone {
 		c.name = bare(name)
 	} else if r.Exe != "" {

@@ -236,8 +236,8 @@ func TestFreshTellsEachClassOnce(t *testing.T) {
 func TestMemoryIsBounded(t *testing.T) {
 	s := tell(t, task)
 	random := rand.New(rand.NewPCG(1, 2))
-	long := strings.Repeat("x\x1b", 4000)
-	for i := range 50_000 {
+	long := strings.Repeat("x\x1b", 400)
+	for i := range 20_000 {
 		n := random.IntN(1 << 20)
 		switch i % 4 {
 		case 0:
