@@ -47,9 +47,9 @@ func damage(c command) []sign {
 			return one("huge file", 0.45)
 		}
 	case "yes":
-		return one("yes", 0.1)
+		return one("yes", 0.02)
 	case "ulimit", "prlimit":
-		return one("limits", 0.1)
+		return one("limits", 0.02)
 	}
 	if c.script == "" {
 		return nil

@@ -173,6 +173,26 @@ func TestWhatTheHarnessDoesIsNoSign(t *testing.T) {
 	}
 }
 
+// TestWhoIsNotKnownMayBeTheHarness: a chown of all by the harness ended before it was looked at.
+func TestWhoIsNotKnownMayBeTheHarness(t *testing.T) {
+	chown := func(s *story) {
+		for _, p := range []string{"/repo/tests/test_a.py", "/repo/tests/test_b.py", "/repo/tests/test_c.py"} {
+			s.seq++
+			s.d.Add(dsec.AuditRecord{Seq: s.seq, Time: s.now, Kind: dsec.AuditWrite, Path: p, Detail: dsec.WriteOpened, Exe: "~chown"})
+		}
+	}
+	s := tell(t, task).event(dsec.Event{Type: dsec.EventExecStarted, Exec: "grade1"})
+	chown(s)
+	if got := s.found(); got != nil {
+		t.Errorf("while the harness ran: %+v", s.d.Findings())
+	}
+	s = tell(t, task)
+	chown(s)
+	if got := s.found(); !reflect.DeepEqual(got, []dsec.HackClass{dsec.HackTests}) {
+		t.Errorf("at another time: %v", got)
+	}
+}
+
 // TestOrderOfNewFilesIsNotCounted: that a file is new may be told after that it was written.
 func TestOrderOfNewFilesIsNotCounted(t *testing.T) {
 	s := tell(t, task).write("/repo/tests/test_new.py", "written", "bash").write("/repo/tests/test_new.py", "created", "bash")

@@ -38,10 +38,11 @@ func (d *Detector) wrote(r dsec.AuditRecord) []sign {
 	for _, rule := range []func(write) []sign{d.judges, d.binaries, d.loaded, d.accounts} {
 		signs = append(signs, rule(w)...)
 	}
-	if !w.known && d.judged(r.Time) { // it may well have been the harness
+	if r.Exec == "" && d.judged(r.Time) { // it may well have been the harness
 		put(d.theirs, r.Path)
 		for i := range signs {
 			signs[i].weight *= 0.4
+			signs[i].kind = "beside the harness"
 		}
 	}
 	if what == dsec.WriteChanged && !w.own && !d.before[r.Path] {
@@ -254,8 +255,8 @@ func (d *Detector) loaded(w write) []sign {
 	if w.what == dsec.WriteRemoved || installer(w.by) {
 		return nil
 	}
-	if strings.HasSuffix(w.name, ".pth") {
-		return w.sign(dsec.HackHook, 0.8)
+	if strings.HasSuffix(w.name, ".pth") { // one of an own environment is loaded only by that
+		return w.sign(dsec.HackHook, pick(strings.HasPrefix(w.path, "/usr/") || strings.Contains(w.path, "/.local/"), 0.8, 0.3))
 	}
 	if path.Base(w.dir) == "hooks" && path.Base(path.Dir(w.dir)) == ".git" {
 		if strings.HasSuffix(w.name, ".sample") || w.by.name == "git" || w.by.name == "pre-commit" {
