@@ -74,9 +74,9 @@ type Witness struct {
 	mu      sync.Mutex
 	by      map[uint32]*subject // by number of the range
 	ranges  map[dsec.SandboxID]uint32
-	drained *sync.Cond // on mu: the ring was seen empty
+	drained *sync.Cond // on mu: all there was is read, or nobody reads
 	rounds  int
-	busy    bool
+	reading bool
 }
 
 type subject struct {
@@ -131,6 +131,9 @@ func (w *Witness) Start() error {
 	if err != nil {
 		return dsec.E(dsec.Internal, "watch processes", w.cfg.Name, err)
 	}
+	w.mu.Lock()
+	w.reading = true
+	w.mu.Unlock()
 	w.done.Go(w.read)
 	w.done.Go(w.count)
 	return nil
@@ -139,8 +142,11 @@ func (w *Witness) Start() error {
 // Close ends the reading only: starts are still kept for the next process.
 func (w *Witness) Close() error {
 	close(w.stop)
-	err := w.reader.Close()
+	err := w.reader.Flush() // wakes who reads; it is closed when nobody does
 	w.done.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err = errors.Join(err, w.reader.Close())
 	return errors.Join(err, w.groups.close(), w.kept.close())
 }
 
@@ -192,16 +198,25 @@ func (w *Witness) Remove(_ context.Context, id dsec.SandboxID, _ *os.File) {
 	delete(w.ranges, id)
 }
 
-// settleLocked waits until what is in the ring now was read: each time the reader
-// finds it empty it says so.
+// settleLocked waits until what is in the ring now was read. A flush has the reader
+// say so when it has; one may have been on its way already, so there are two.
 func (w *Witness) settleLocked() {
-	for round := w.rounds; w.rounds == round && (w.busy || w.reader.AvailableBytes() > 0); {
-		select {
-		case <-w.stop:
+	for range 2 {
+		if !w.reading || w.stopped() || w.reader.Flush() != nil {
 			return
-		default:
 		}
-		w.drained.Wait()
+		for round := w.rounds; w.rounds == round && w.reading; {
+			w.drained.Wait()
+		}
+	}
+}
+
+func (w *Witness) stopped() bool {
+	select {
+	case <-w.stop:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -213,36 +228,35 @@ func (w *Witness) read() {
 	pending := map[dsec.SandboxID][]dsec.AuditRecord{}
 	defer func() {
 		w.mu.Lock()
-		w.busy = false
+		w.reading = false
 		w.mu.Unlock()
 		w.drained.Broadcast()
 	}()
 	for n := 0; ; {
-		if err := w.reader.ReadInto(&rec); err != nil {
-			w.deliver(pending)
-			if errors.Is(err, ringbuf.ErrClosed) {
-				return
+		err := w.reader.ReadInto(&rec)
+		if err == nil {
+			if e, ok := decode(rec.RawSample); ok {
+				if id, r, ok := w.record(e); ok {
+					pending[id] = append(pending[id], r)
+					n++
+				}
 			}
+		}
+		if err == nil && n < batch && w.reader.AvailableBytes() > 0 && !w.stopped() {
 			continue
 		}
-		w.mu.Lock()
-		w.busy = true
-		w.mu.Unlock()
-		if e, ok := decode(rec.RawSample); ok {
-			if id, r, ok := w.record(e); ok {
-				pending[id] = append(pending[id], r)
-				n++
-			}
+		w.deliver(pending)
+		n = 0
+		if w.stopped() {
+			return
 		}
-		if empty := w.reader.AvailableBytes() == 0; empty || n >= batch {
-			w.deliver(pending)
-			n = 0
-			if empty {
-				w.mu.Lock()
-				w.busy, w.rounds = false, w.rounds+1
-				w.mu.Unlock()
-				w.drained.Broadcast()
-			}
+		if errors.Is(err, ringbuf.ErrFlushed) {
+			w.mu.Lock()
+			w.rounds++
+			w.mu.Unlock()
+			w.drained.Broadcast()
+		} else if err != nil {
+			w.cfg.Log.Error("starts of programs not read", "err", err)
 		}
 	}
 }

@@ -27,7 +27,7 @@ func (w *Witness) record(s started) (dsec.SandboxID, dsec.AuditRecord, bool) {
 			r.Exe, r.Args = procinfo.Inside(i.Exe, x.prefix), audit.CutArgs(i.Args)
 		}
 	}
-	i.UID, i.GID, i.PID, i.Exe, i.Args = s.uid, s.gid, r.PID, r.Exe, r.Args
+	i.UID, i.GID, i.PID, i.Exe, i.Args, i.Group = s.uid, s.gid, r.PID, r.Exe, r.Args, procinfo.GroupOf(r.Exec)
 	w.cfg.Cache.Put(s.pid, i)
 	return x.id, r, true
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -16,11 +17,10 @@ import (
 type group struct {
 	file *os.File
 
-	mu     sync.Mutex
-	empty  *sync.Cond // on mu: it was seen empty, or is closed
-	rounds int
-	busy   bool
-	closed bool
+	mu      sync.Mutex
+	idle    *sync.Cond // on mu: all that was read is handled, or nobody reads
+	rounds  int
+	reading bool
 }
 
 func openGroup(ctx context.Context, k Keeper, name string, flags uint) (*group, error) {
@@ -45,7 +45,7 @@ func openGroup(ctx context.Context, k Keeper, name string, flags uint) (*group, 
 		return nil, err
 	}
 	g := &group{file: os.NewFile(uintptr(fd), name)}
-	g.empty = sync.NewCond(&g.mu)
+	g.idle = sync.NewCond(&g.mu)
 	return g, nil
 }
 
@@ -81,22 +81,19 @@ type event struct {
 
 const eventBytes = 64 << 10
 
-// read hands out events until the group is closed here. It closes their files.
+// start has read begin.
+func (g *group) start() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.reading = true
+}
+
+// read hands out events until the group is closed here. It closes their files. Who
+// waits in settle wakes it by a deadline.
 func (g *group) read(take func(event), overflow func()) {
 	buf := make([]byte, eventBytes)
-	for {
-		n, err := g.file.Read(buf)
-		if err != nil {
-			g.mu.Lock()
-			g.closed = true
-			g.mu.Unlock()
-			g.empty.Broadcast()
-			return
-		}
-		g.mu.Lock()
-		g.busy = true
-		g.mu.Unlock()
-		each(buf[:n], func(e event) {
+	handle := func(n int) {
+		each(buf[:max(0, n)], func(e event) {
 			if e.mask&unix.FAN_Q_OVERFLOW != 0 {
 				overflow()
 				return
@@ -106,13 +103,39 @@ func (g *group) read(take func(event), overflow func()) {
 				_ = unix.Close(e.fd) // only looked at
 			}
 		})
-		if g.pending() == 0 {
-			g.mu.Lock()
-			g.busy, g.rounds = false, g.rounds+1
-			g.mu.Unlock()
-			g.empty.Broadcast()
+	}
+	for {
+		n, err := g.file.Read(buf)
+		if err == nil {
+			handle(n)
+			continue
+		}
+		woken := errors.Is(err, os.ErrDeadlineExceeded) && g.file.SetReadDeadline(time.Time{}) == nil
+		for woken {
+			if n = g.tryRead(buf); n <= 0 {
+				break
+			}
+			handle(n)
+		}
+		g.mu.Lock()
+		g.rounds++
+		g.reading = woken
+		g.mu.Unlock()
+		g.idle.Broadcast()
+		if !woken {
+			return
 		}
 	}
+}
+
+// tryRead reads what is there now.
+func (g *group) tryRead(buf []byte) (n int) {
+	raw, err := g.file.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = raw.Control(func(fd uintptr) { n, _ = unix.Read(int(fd), buf) }) // nothing, or closed
+	return n
 }
 
 const metadataSize = int(unsafe.Sizeof(unix.FanotifyEventMetadata{}))
@@ -130,26 +153,15 @@ func each(b []byte, take func(event)) {
 	}
 }
 
-// pending is the number of bytes that wait to be read.
-func (g *group) pending() (n int) {
-	raw, err := g.file.SyscallConn()
-	if err != nil {
-		return 0
-	}
-	_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }) // closed: none
-	return n
-}
-
-// settle waits until the events there are have been handled.
-func (g *group) settle(stop <-chan struct{}) {
+// settle waits until the events there are have been handled: the reader, when it is
+// woken, has none in its hands and takes all there is.
+func (g *group) settle() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for round := g.rounds; g.rounds == round && !g.closed && (g.busy || g.pending() > 0); {
-		select {
-		case <-stop:
-			return
-		default:
-		}
-		g.empty.Wait()
+	if !g.reading || g.file.SetReadDeadline(time.Unix(1, 0)) != nil {
+		return
+	}
+	for round := g.rounds; g.rounds == round && g.reading; {
+		g.idle.Wait()
 	}
 }

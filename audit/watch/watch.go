@@ -126,8 +126,10 @@ func Open(ctx context.Context, c Config) (w *Witness, err error) {
 
 // Start begins to read, when all sandboxes of an earlier process have been added.
 func (w *Witness) Start() {
+	w.writes.start()
 	w.done.Go(func() { w.writes.read(w.written, w.overflow) })
 	if w.names != nil {
+		w.names.start()
 		w.done.Go(func() { w.names.read(w.named, w.overflow) })
 	}
 	w.done.Go(w.looks)
@@ -196,9 +198,9 @@ func (w *Witness) Remove(ctx context.Context, id dsec.SandboxID, disk *os.File) 
 	if x == nil {
 		return
 	}
-	w.writes.settle(w.stop)
+	w.writes.settle()
 	if w.names != nil {
-		w.names.settle(w.stop)
+		w.names.settle()
 	}
 	if disk != nil {
 		w.lookThrough(ctx, x, disk, true)
@@ -230,7 +232,7 @@ func (w *Witness) tell(x *subject, pid int, path, what string) {
 	if i, ok := w.cfg.Cache.Find(pid); ok {
 		r.UID, r.GID, r.PID = x.inside(i.UID), x.inside(i.GID), i.PID
 		r.Exe, r.Args = procinfo.Inside(i.Exe, x.prefix), audit.CutArgs(i.Args)
-		if r.Exec = procinfo.ExecOf(i.Group); r.Exec == "" {
+		if r.Exec = procinfo.ExecOf(i.Group); r.Exec == "" && i.Group != "" {
 			r.Detail += ", by the file service"
 		}
 	}

@@ -112,8 +112,8 @@ func (x *world) since(t *testing.T, do func()) []string {
 	n := len(x.told)
 	x.mu.Unlock()
 	do()
-	x.w.writes.settle(x.w.stop)
-	x.w.names.settle(x.w.stop)
+	x.w.writes.settle()
+	x.w.names.settle()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	var out []string

@@ -33,8 +33,8 @@ const (
 	statusBytes = 4096
 )
 
-// Read asks the kernel. The name is read last, so that the rest is not of a later
-// program than it.
+// Read asks the kernel, for all but the Group. The name is read last, so that the rest
+// is not of a later program than it.
 func Read(pid int) (i Info, err error) {
 	dir := "/proc/" + strconv.Itoa(pid) + "/"
 	if i.Exe, err = os.Readlink(dir + "exe"); err != nil {
@@ -46,9 +46,6 @@ func Read(pid int) (i Info, err error) {
 	}
 	if args = bytes.TrimRight(args, "\x00"); len(args) > 0 {
 		i.Args = strings.Split(string(args), "\x00")
-	}
-	if group, err := head(dir+"cgroup", statusBytes); err == nil {
-		i.Group = unified(string(group))
 	}
 	status, err := head(dir+"status", statusBytes)
 	if err != nil {
@@ -77,7 +74,9 @@ func (i *Info) status(text string) error {
 			i.GID = id(f[0])
 			found++
 		case "NSpid":
-			i.PID, _ = strconv.Atoi(f[len(f)-1])
+			if len(f) > 1 { // else it is in ours, or has ended meanwhile
+				i.PID, _ = strconv.Atoi(f[len(f)-1])
+			}
 			found++
 		}
 	}
@@ -156,6 +155,9 @@ func (c *Cache) Get(pid int) (Info, bool) {
 func (c *Cache) Find(pid int) (Info, bool) {
 	i, err := Read(pid)
 	if err == nil {
+		if group, err := head("/proc/"+strconv.Itoa(pid)+"/cgroup", statusBytes); err == nil {
+			i.Group = unified(string(group))
+		}
 		return i, true
 	}
 	return c.Get(pid)
@@ -184,4 +186,12 @@ func ExecOf(group string) string {
 		}
 	}
 	return ""
+}
+
+// GroupOf is a path of which ExecOf is that id.
+func GroupOf(exec string) string {
+	if exec == "" {
+		return ""
+	}
+	return execPrefix + exec
 }

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import Server
-from libdsec import (AsyncClient, AsyncSandbox, Client, DsecError, IllegalState, Invalid, NetworkRule, NetworkState, NotEnough,
+from libdsec import (AsyncClient, AsyncSandbox, AuditRecord, Client, DsecError, IllegalState, Invalid, NetworkRule, NetworkState, NotEnough,
                      NotFound, Sandbox, Spec, Unavailable)
 
 
@@ -100,6 +100,19 @@ def test_pause_resume_stats_and_timeouts(box: Sandbox) -> None:
     assert box.resume().state == "running"
     assert box.stats().memory_limit >= 0
     assert box.set_timeout(3600).state == "running" and box.renew().state == "running"
+
+
+def test_evidence_outlives_the_sandbox(client: Client, server: Server) -> None:
+    with client.create(server.image, watch=["/tests/**"]) as box:
+        assert box.info.spec.watch == ("/tests/**",)
+        assert box.audit() == []
+    assert box.audit(kinds=["write"]) == []
+
+
+def test_a_record_of_evidence() -> None:
+    r = AuditRecord.from_wire({"seq": "3", "kind": "process", "uid": "1000", "gid": "-1", "exe": "/bin/sh", "args": ["sh"]})
+    assert (r.seq, r.uid, r.gid, r.args, r.count) == (3, 1000, -1, ["sh"], 1)
+    assert AuditRecord.from_wire({"kind": "lost"}).count == 0
 
 
 def test_events_tell_what_happens(server: Server) -> None:

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/audit"
 	"github.com/opendsec/dsec/cluster"
 	"github.com/opendsec/dsec/gateway"
 	"github.com/opendsec/dsec/iam"
@@ -99,9 +100,13 @@ func (s *server) steps() []lifecycle.Step {
 			return err
 		}, Undo: func(context.Context) error { return s.cluster.Close() }},
 		{Name: "node", Do: func(context.Context) (err error) {
+			evidence, err := audit.Open(audit.Config{Dir: filepath.Join(s.dir, "audit"), Log: s.log})
+			if err != nil {
+				return err
+			}
 			s.node, err = node.New(node.Config{ID: nodeName, Dir: filepath.Join(s.dir, "node"),
 				Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: runtimetest.NewFake()}, Store: runtimetest.NewStore(),
-				Budgets: node.Budgets{CPU: 1e6, Memory: 1 << 50, Disk: 1 << 50}, Log: s.log})
+				Budgets: node.Budgets{CPU: 1e6, Memory: 1 << 50, Disk: 1 << 50}, Audit: evidence, Log: s.log})
 			return err
 		}, Undo: func(context.Context) error { return s.node.Close() }},
 		{Name: "node api", Do: func(context.Context) error {
@@ -110,7 +115,7 @@ func (s *server) steps() []lifecycle.Step {
 			if err != nil {
 				return err
 			}
-			s.api, err = nodeapi.Open(nodeapi.Config{Node: nodeName, Service: s.node, Inside: s.node, Watcher: s.node,
+			s.api, err = nodeapi.Open(nodeapi.Config{Node: nodeName, Service: s.node, Inside: s.node, Watcher: s.node, Auditor: s.node,
 				NATS: s.nats.URL(), User: cluster.NodeUser(nodeName), Password: cluster.NodePassword(secret, nodeName),
 				Listener: l, Address: "unix:" + path, Version: "test", Every: 100 * time.Millisecond, Log: s.log})
 			return err

@@ -47,7 +47,7 @@ from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
 from .network import NetworkRule
-from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
+from .types import (Artifact, AuditRecord, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
                     Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:

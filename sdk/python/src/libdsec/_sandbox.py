@@ -15,7 +15,7 @@ from ._transport import new_key
 from ._wire import Json
 from .errors import DsecError, NotFound, SandboxGone, Timeout
 from .network import NetworkRule, rules
-from .types import (Artifact, Diff, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
+from .types import (Artifact, AuditRecord, Diff, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
                     parse_size)
 
 if TYPE_CHECKING:
@@ -252,6 +252,16 @@ class AsyncSandbox:
     async def stats(self) -> Stats:
         """What it uses at this moment."""
         return Stats.from_wire(await self._client._call("Sandboxes/Stats", {"id": self.id}))
+
+    async def audit(self, since: int = 0, kinds: Sequence[str] = ()) -> list[AuditRecord]:
+        """The evidence there is of what it did, in order, also after it was deleted.
+
+        ``since``: only what comes after the record of that ``seq``. ``kinds``: only these; none: all.
+        Raises Unsupported if its node keeps none.
+        """
+        request: Json = {"id": self.id, "since": since, "kinds": list(kinds)}
+        async with self._client._stream("Sandboxes/Audit", request) as answers:
+            return [AuditRecord.from_wire(r) async for m in answers if (r := w.message(m, "record"))]
 
     # Its life.
 

@@ -33,6 +33,7 @@ class SpecFields(TypedDict, total=False):
     no_new_privs: bool
     oom: str
     mounts: Sequence[tuple[str, str]]
+    watch: Sequence[str]
     labels: Mapping[str, str]
     call_id: str
     rollout_key: str

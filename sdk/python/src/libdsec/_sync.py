@@ -23,7 +23,7 @@ from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
 from .network import NetworkRule
-from .types import (Artifact, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
+from .types import (Artifact, AuditRecord, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
                     Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
@@ -257,6 +257,14 @@ class Sandbox:
     def stats(self) -> Stats:
         """What it uses at this moment."""
         return self._portal.run(self._core.stats())
+
+    def audit(self, since: int=0, kinds: Sequence[str]=()) -> list[AuditRecord]:
+        """The evidence there is of what it did, in order, also after it was deleted.
+
+        ``since``: only what comes after the record of that ``seq``. ``kinds``: only these; none: all.
+        Raises Unsupported if its node keeps none.
+        """
+        return self._portal.run(self._core.audit(since, kinds))
 
     def stop(self, cause: str='') -> SandboxInfo:
         """Ends its processes and keeps its disk. ``cause`` is the owner's verdict: completed, cancelled, agent_error …"""

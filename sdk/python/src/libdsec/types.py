@@ -17,7 +17,7 @@ from ._wire import Json
 from .network import NetworkRule, NetworkState, rules
 
 __all__ = [
-    "Artifact", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
+    "Artifact", "Blame", "AuditRecord", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
     "Kept", "Layer", "LayerDemand", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result",
     "SandboxInfo", "SandboxResult", "SandboxUsage", "Scrub", "ScrubReport", "Spec", "StackLayer", "Stats", "Step",
     "TracedFile", "Usage", "parse_duration", "parse_size",
@@ -98,6 +98,7 @@ class Spec:
     no_new_privs: bool = False
     oom: str = ""
     mounts: Sequence[tuple[str, str]] = ()
+    watch: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     call_id: str = ""
     rollout_key: str = ""
@@ -118,7 +119,7 @@ class Spec:
             "command": list(self.command), "env": dict(self.env), "user": self.user, "workdir": self.workdir,
             "hostname": self.hostname, "network": self.network, "allow": rules(self.allow), "limits": w.drop_empty(limits),
             "lifetimes": w.drop_empty(lifetimes), "profile": self.profile, "no_new_privs": self.no_new_privs,
-            "oom": self.oom, "mounts": [{"source": s, "target": t} for s, t in self.mounts],
+            "oom": self.oom, "mounts": [{"source": s, "target": t} for s, t in self.mounts], "watch": list(self.watch),
             "labels": dict(self.labels), "call_id": self.call_id, "rollout_key": self.rollout_key,
         })
 
@@ -135,7 +136,7 @@ class Spec:
             retention=w.number(life, "retention"),
             on_failure=Keep(w.number(life, "keep_failed")) if w.number(life, "keep_failed") else None, profile=w.string(m, "profile"),
             no_new_privs=w.boolean(m, "no_new_privs"), oom=w.string(m, "oom"),
-            mounts=tuple((w.string(x, "source"), w.string(x, "target")) for x in w.messages(m, "mounts")),
+            watch=tuple(w.strings(m, "watch")), mounts=tuple((w.string(x, "source"), w.string(x, "target")) for x in w.messages(m, "mounts")),
             labels=w.string_map(m, "labels"), call_id=w.string(m, "call_id"),
             rollout_key=w.string(m, "rollout_key"))
 
@@ -549,6 +550,40 @@ class FileInfo:
         return cls(w.string(m, "path"), w.string(m, "kind"), w.integer(m, "size"), w.integer(m, "mode"),
                    w.integer(m, "uid"), w.integer(m, "gid"), w.string(m, "owner"), w.string(m, "group"),
                    w.time(m, "mtime"), w.string(m, "target"), w.integer(m, "links"))
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """One line of evidence of what a sandbox did, seen from outside of it.
+
+    ``kind``: process, write, syscall, network, phase, policy, note, lost. ``pid``, ``uid`` and
+    ``gid`` are those inside; 0, -1 and -1: not known. ``args`` are the program's own word, all else is the
+    kernel's. An ``exe`` that begins with ``~`` is the name of a program that ended too soon. ``count``: how
+    often, at least 1; of ``lost``: how many, 0: nobody knows.
+    """
+
+    seq: int
+    time: datetime | None
+    kind: str
+    pid: int
+    ppid: int
+    uid: int
+    gid: int
+    exe: str
+    args: list[str]
+    path: str
+    detail: str
+    exec: str
+    phase: str
+    count: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> AuditRecord:
+        kind = w.string(m, "kind")
+        count = w.integer(m, "count")
+        return cls(w.integer(m, "seq"), w.time(m, "time"), kind, w.integer(m, "pid"), w.integer(m, "ppid"),
+                   w.integer(m, "uid"), w.integer(m, "gid"), w.string(m, "exe"), w.strings(m, "args"), w.string(m, "path"),
+                   w.string(m, "detail"), w.string(m, "exec"), w.string(m, "phase"), count if kind == "lost" else max(1, count))
 
 
 @dataclass(frozen=True)
