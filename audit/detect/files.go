@@ -38,7 +38,7 @@ func (d *Detector) wrote(r dsec.AuditRecord) []sign {
 	for _, rule := range []func(write) []sign{d.judges, d.binaries, d.loaded, d.accounts} {
 		signs = append(signs, rule(w)...)
 	}
-	if r.Exec == "" && d.judged(r.Time) { // it may well have been the harness
+	if r.Exec == "" && what != dsec.WriteDiffers && d.judged(r.Time) { // it may well have been the harness
 		put(d.theirs, r.Path)
 		for i := range signs {
 			signs[i].weight *= 0.4
@@ -256,7 +256,7 @@ func (d *Detector) loaded(w write) []sign {
 		return nil
 	}
 	if strings.HasSuffix(w.name, ".pth") { // one of an own environment is loaded only by that
-		return w.sign(dsec.HackHook, pick(strings.HasPrefix(w.path, "/usr/") || strings.Contains(w.path, "/.local/"), 0.8, 0.3))
+		return w.sign(dsec.HackHook, pick(strings.HasPrefix(w.path, "/usr/") || strings.Contains(w.path, "/.local/"), 0.8, 0.15))
 	}
 	if path.Base(w.dir) == "hooks" && path.Base(path.Dir(w.dir)) == ".git" {
 		if strings.HasSuffix(w.name, ".sample") || w.by.name == "git" || w.by.name == "pre-commit" {

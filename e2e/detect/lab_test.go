@@ -4,8 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -119,6 +121,7 @@ func task(repo string) detect.Config {
 
 // told is all that is known of a rollout afterwards.
 type told struct {
+	ID      dsec.SandboxID     `json:"id"`
 	Seed    uint64             `json:"seed"`
 	Hack    string             `json:"hack,omitempty"`
 	Repo    string             `json:"repo"`
@@ -144,6 +147,7 @@ func (l *lab) run(ctx context.Context, r corpus.Rollout) (x told, err error) {
 	if err != nil {
 		return x, err
 	}
+	x.ID = sb.ID
 	if r.User != "root" {
 		if _, err := l.step(ctx, sb.ID, "root", corpus.Step{ID: "setup0", Script: "chown -R " + r.User + " /repo"}); err != nil {
 			return x, err
@@ -185,6 +189,36 @@ func (l *lab) step(ctx context.Context, id dsec.SandboxID, user string, s corpus
 	}
 	stdout, stderr, err := p.Kept(ctx)
 	return strings.TrimSpace(string(stdout.Head) + string(stderr.Head)), err
+}
+
+// verb asks `dsec findings`, which is to say the same of a sandbox that is gone.
+func (l *lab) verb(x told, want outcome) error {
+	c := task(x.Repo)
+	args := []string{"findings", string(x.ID), "-o", "json", "--min", "0"}
+	for flag, list := range map[string][]string{"--tests": c.Tests, "--harness": c.Harness, "--results": c.Results, "--trusted": c.Trusted, "--project": c.Project} {
+		for _, v := range list {
+			args = append(args, flag, v)
+		}
+	}
+	cmd := exec.Command(l.Binary, args...)
+	cmd.Env = append(os.Environ(), "DSEC_SOCKET="+filepath.Join(l.Dir, "run", "gateway.sock"))
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("dsec findings: %w: %s", err, out)
+	}
+	var found []dsec.HackFinding
+	if err := json.Unmarshal(out, &found); err != nil {
+		return fmt.Errorf("dsec findings: %w: %s", err, out)
+	}
+	for _, f := range found {
+		if w := want.findings[f.Class]; f.Class == want.class() && (math.Abs(f.Confidence-w.Confidence) > 1e-9 || len(f.Evidence) != len(w.Evidence)) {
+			return fmt.Errorf("dsec findings says %+v, want %+v", f, w)
+		}
+	}
+	if len(found) == 0 {
+		return fmt.Errorf("dsec findings found nothing in %s", x.Hack)
+	}
+	return nil
 }
 
 // makeBase makes a base with a script, unless it is there.
