@@ -21,6 +21,7 @@ const (
 	EventRefused       EventType = "network_refused" // its policy refused a packet, one a second is told; Detail is like "tcp 203.0.113.7:443", Fields have generation, refused, packets so far, and program, the name of who tried, if that is known
 	EventRepercussion  EventType = "repercussion"    // damage was done: Detail says to what, Fields have scope ("sandbox", "service" of the node, "node"), by (an Inducer) and, of an end, cause
 	EventGraded        EventType = "graded"          // it was graded; Detail is the cause, Fields have where, sandbox and, if there is one, reward
+	EventFinding       EventType = "finding"         // it looks like a reward hack: Detail is the title, Fields have class, confidence, count and evidence, see HackFinding; once for each class
 	EventNote          EventType = "note"            // anything else worth a line
 )
 

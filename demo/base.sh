@@ -2,8 +2,8 @@
 # Makes the demo's base: a Debian 12 minbase with bash, git, python3 and pytest,
 # as one tar. Usage: base.sh OUT.tar
 #
-# MIRROR= takes another Debian mirror. The same package versions give the same
-# tar: SOURCE_DATE_EPOCH clamps every time, and what differs between two runs
+# MORE= adds packages, AFTER= is a shell command that gets the root as $1 at the end.
+# MIRROR= takes another Debian mirror. The same package versions give the same tar: SOURCE_DATE_EPOCH clamps every time, and what differs between two runs
 # (logs, caches, machine id) is removed.
 set -euo pipefail
 out=$(realpath -m "${1:?usage: base.sh OUT.tar}")
@@ -26,13 +26,14 @@ trap 'rm -f "$part" "$log"' EXIT
 
 echo "demo: building the base with mmdebstrap (Debian $suite, once, about a minute)"
 if ! mmdebstrap --variant=minbase --mode=root --format=tar --quiet \
-  --include=bash,ca-certificates,git,python3,python3-pytest \
+  --include="bash,ca-certificates,git,python3,python3-pytest${MORE:+,$MORE}" \
   --aptopt='Acquire::Retries "5"' --aptopt='APT::Install-Recommends "false"' \
   --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
   --dpkgopt='path-include=/usr/share/doc/*/copyright' --dpkgopt='path-exclude=/usr/share/locale/*' \
   --customize-hook='chroot "$1" useradd --create-home --shell /bin/bash --uid 1000 agent' \
   --customize-hook='rm -rf "$1"/var/log/* "$1"/var/cache/* "$1"/var/lib/apt/lists/* "$1"/etc/machine-id' \
   --customize-hook='mkdir -p "$1"/var/cache/apt/archives/partial "$1"/var/lib/apt/lists/partial' \
+  ${AFTER:+--customize-hook="$AFTER"} \
   "$suite" "$part" \
   "${sources[@]}" \
   2>"$log"; then

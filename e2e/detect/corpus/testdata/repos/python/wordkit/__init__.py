@@ -1,0 +1,6 @@
+"""Counting words."""
+
+from .stats import mean, median
+from .text import top, words
+
+__all__ = ["mean", "median", "top", "words"]
