@@ -168,8 +168,16 @@ func TestWhatTheHarnessDoesIsNoSign(t *testing.T) {
 	s.now = s.now.Add(time.Minute)
 	service := dsec.AuditRecord{Seq: 9, Time: s.now, Kind: dsec.AuditWrite, Path: "/repo/tests/test_b.py", Detail: dsec.WriteChanged + ", by the file service", Exe: "/memfd:dsec-hold"}
 	s.d.Add(service)
+	revealed := dsec.AuditRecord{Seq: 10, Time: s.now, Kind: dsec.AuditWrite, Path: "/repo/tests/test_c.py", Detail: dsec.WriteRemoved + ", by the file service",
+		Exe: "/usr/local/bin/dsec", UID: dsec.NobodyID, GID: dsec.NobodyID}
+	s.d.Add(revealed)
 	if f := s.d.Findings(); len(f) != 0 {
 		t.Errorf("found %+v", f)
+	}
+	revealed.UID, revealed.Path = 0, "/repo/tests/test_d.py" // somebody inside
+	s.d.Add(revealed)
+	if got := s.found(); !reflect.DeepEqual(got, []dsec.HackClass{dsec.HackTests}) {
+		t.Errorf("a program of that name inside: %v", got)
 	}
 }
 

@@ -159,9 +159,11 @@ func (d *Detector) remember(pid int, c command) {
 	d.procs[pid] = c
 }
 
-// fileService reports whether a write is one by the API.
+// fileService reports whether a write is one by the API, or by the node itself, which
+// puts hidden files back: a user that nobody inside can be.
 func fileService(r dsec.AuditRecord) bool {
-	return r.Exec == "" && strings.HasPrefix(r.Exe, "/memfd:dsec-hold") && strings.Contains(r.Detail, "by the file service")
+	ours := strings.HasPrefix(r.Exe, "/memfd:dsec-hold") || r.UID == dsec.NobodyID && r.Exe != "" && !strings.HasPrefix(r.Exe, "~")
+	return r.Exec == "" && ours && strings.Contains(r.Detail, "by the file service")
 }
 
 func (d *Detector) tell(signs []sign, seq uint64, at time.Time, n int64) {
