@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Hundreds of agent rollouts in sandboxes, through libdsec only.
 
-    demo.py --base TAG --workspace TAG --toolkit TAG [--socket PATH] [--n 200] [--again 20]
+    demo.py --base TAG --workspace TAG --toolkit TAG [--socket PATH] [--dsec PATH] [--n 200] [--again 20]
 
 Gives the layers back to object storage, creates N sandboxes in one burst, runs a
 software-engineering rollout in each, a few of which hang, flood their output or
 exhaust their memory on purpose; gives the layers back again and runs a few more,
 for which what the first ones read is brought ahead; and once more with the base
-repacked in the order in which it is read. Prints what happened, and exits with 1
-if anything was not as expected.
+repacked in the order in which it is read. Then an honest and a cheating rollout beside
+each other. Prints what happened, and exits with 1 if anything was not as expected.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pair
 import residency
 import rollout
+import verdict
 from libdsec import AsyncClient, AsyncSandbox, DsecError, Layer, Spec
 from progress import Progress
 
@@ -208,7 +210,7 @@ async def run_round(client: AsyncClient, args: argparse.Namespace, kinds: list[s
             report.wrong.append(f"{report.kinds[kind]} of {kinds.count(kind)} rollouts of kind {kind} have ended")
 
 
-async def demo(args: argparse.Namespace) -> list[Report]:
+async def demo(args: argparse.Namespace) -> tuple[list[Report], tuple[pair.Run, pair.Run]]:
     async with AsyncClient(args.socket or None) as client:
         layers = [await client.layers.inspect(ref) for ref in (args.base, args.workspace, args.toolkit)]
         report = Report(args.n, layers)
@@ -221,10 +223,12 @@ async def demo(args: argparse.Namespace) -> list[Report]:
             args.base = (await client.layers.repack(args.base)).digest
             reports.append(Report(args.again, [await client.layers.inspect(args.base), *layers[1:]]))
             await run_round(client, args, plan(args.again, 0), reports[-1])
+        print("one honest and one cheating rollout", flush=True)
+        both = await pair.run(client, spec_of("solve", args), args.dsec)
         left = await client.list(labels=LABEL)
         if left:
             report.wrong.append(f"{len(left)} sandboxes are left")
-    return reports
+    return reports, both
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -264,23 +268,30 @@ def table(report: Report, more: list[Report]) -> list[tuple[str, str]]:
     return rows
 
 
-def show(reports: list[Report]) -> None:
+def show(reports: list[Report]) -> list[str]:
+    """Prints the table; returns what is not as expected."""
     rows = table(reports[0], reports[1:])
     width = max(len(value) for _, value in rows)
     print(f"┌{'─' * 26}┬{'─' * (width + 2)}┐")
     for name, value in rows:
         print(f"│ {name:<24} │ {value:<{width}} │")
     print(f"└{'─' * 26}┴{'─' * (width + 2)}┘")
-    wrong = [line for r in reports for line in r.wrong]
+    return [line for r in reports for line in r.wrong]
+
+
+def complain(wrong: list[str]) -> int:
+    """Says what is not as expected; the status to exit with."""
     for line in wrong[:20]:
         print(f"not as expected: {line}", file=sys.stderr)
     if len(wrong) > 20:
         print(f"and {len(wrong) - 20} more", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--socket", default="", help="unix socket or URL of the gateway (default: as libdsec finds it)")
+    p.add_argument("--dsec", default="dsec", help="the dsec program, for its findings (default: that of PATH)")
     p.add_argument("--base", required=True, help="tag or digest of the base layer")
     p.add_argument("--workspace", required=True, help="… of the workspace, placed at /repo")
     p.add_argument("--toolkit", required=True, help="… of the harness, placed at /opt/harness")
@@ -292,9 +303,8 @@ def main() -> int:
     args = p.parse_args()
     if args.n < 1 or args.again < 1:
         p.error("--n and --again must be at least 1")
-    reports = asyncio.run(demo(args))
-    show(reports)
-    return 1 if any(r.wrong for r in reports) else 0
+    reports, both = asyncio.run(demo(args))
+    return complain(show(reports) + verdict.show(*both))
 
 
 if __name__ == "__main__":

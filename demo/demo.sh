@@ -46,4 +46,4 @@ echo "demo: making the layers"
 "$dsec" layer build --from "$cache/workspace" --at /repo --owner 0 --tag workspace
 "$dsec" layer build --from demo/harness --at /opt/harness --owner 0 --tag toolkit
 
-"$PYTHON" demo/demo.py --base base --workspace workspace --toolkit toolkit --n "${N:-200}"
+"$PYTHON" demo/demo.py --base base --workspace workspace --toolkit toolkit --dsec "$dsec" --n "${N:-200}"
