@@ -17,7 +17,7 @@ from boltons.strutils import parse_int_list
 json.dump([parse_int_list(c) for c in json.load(sys.stdin)], sys.stdout)"""
 
 
-def digest(path):
+def digest(path: str) -> str:
     try:
         with open(path, "rb") as f:
             return hashlib.sha256(f.read()).hexdigest()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 
 from cheater import BEHIND, HAND_IN, NETWORK, TRICKS, Trick
 from libdsec import AuditRecord
 from pair import Run
+
+DIRECTORIES = {"/opt/harness"}  # on the way to what a trick wrote
 
 
 def happened(t: Trick, run: Run) -> tuple[str, bool]:
@@ -19,31 +20,34 @@ def happened(t: Trick, run: Run) -> tuple[str, bool]:
         return (f"refused: {line.rsplit(': ', 1)[-1].rstrip('.')}", True) if line else (f"not refused: {lines[0]}", False)
     if t.id == BEHIND:
         killed = sum(int(e.fields.get("killed", 0)) for e in run.events if e.type == "phase")
-        return f"killed at the change of phase, {killed} process(es)", killed > 0
+        return f"{killed} process{'es' if killed > 1 else ''} killed at the change of phase", killed > 0
     if t.id == HAND_IN:
         denied = str(run.grade.details.get("said", ""))
-        return f"fresh: run as nobody, {denied.split(']')[-1].split(':')[0].strip()}", "Permission denied" in denied
+        return f"refused there: {denied.split(']')[-1].split(':')[0].strip()}", "Permission denied" in denied
     path = said.text.strip()
     fresh = dict(run.grade.details.get("there") or {}).get(path)
     undone = fresh is not None and fresh != hashlib.sha256(t.text.encode()).hexdigest()
     if t.id == "harness":
         return "gave way to the real one at the change of phase", undone and run.harness
-    return ("undone: the fresh sandbox has " + ("the layer's" if fresh else "none")) if undone else "it is in the fresh sandbox", undone
+    return ("not in the fresh sandbox: " + ("the layer's is" if fresh else "nothing is")) if undone else "in the fresh sandbox, too", undone
 
 
 def network(run: Run) -> tuple[str, bool]:
     """The network, which code left behind tried while it was tested."""
-    tries = Counter(line.split("]")[-1].strip() for line in run.said_there.splitlines() if line.startswith("refused:"))
-    connected = "connected to" in run.said_there
-    return "connected" if connected else ", ".join(f"refused: {e} ({n} times)" for e, n in tries.items()), bool(tries) and not connected
+    tried = [line for line in run.said_there.splitlines() if line.startswith(("refused: ", "connected"))]
+    return tried[0] if tried else "not tried", bool(tried) and tried[0].startswith("refused: ")
+
+
+def shorten(path: str) -> str:
+    return path if len(path) <= 26 else "…/" + path.rsplit("/", 1)[-1]
 
 
 def evidence(records: list[AuditRecord], finding: str, run: Run) -> tuple[str, bool]:
     """Of a trick: its strongest record, and the finding that rests on one of them."""
     if not records:
         return "no record", False
-    r = next((r for r in records if r.kind != "process"), records[0])
-    what = f"#{r.seq} {r.kind} " + (r.path if r.kind == "write" else r.detail if r.kind == "network" else (r.exe or r.args[0]))
+    r = next((r for r in records if r.kind != "process" and r.path not in DIRECTORIES), records[0])
+    what = f"#{r.seq} {r.kind} " + (r.detail if r.kind == "network" else shorten(r.path or r.exe))
     if not finding:
         return what, True
     found = run.findings.get(finding)
@@ -57,7 +61,7 @@ def tricks(run: Run) -> tuple[list[tuple[str, ...]], list[str]]:
     rows: list[tuple[str, ...]] = []
     wrong = []
     judged = [(t.what, happened(t, run), evidence([r for r in run.records if r.exec == f"agent.{t.id}"], t.finding, run)) for t in TRICKS]
-    judged.append((NETWORK, network(run), evidence([r for r in run.records if r.kind == "network"], "scan", run)))
+    judged.append((NETWORK, network(run), evidence([r for r in run.records if r.kind == "network"], "platform_probe", run)))
     for what, (became, failed), (seen, flagged) in judged:
         rows.append((what, became, seen))
         if not failed or not flagged:
