@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -210,7 +211,7 @@ async def run_round(client: AsyncClient, args: argparse.Namespace, kinds: list[s
             report.wrong.append(f"{report.kinds[kind]} of {kinds.count(kind)} rollouts of kind {kind} have ended")
 
 
-async def demo(args: argparse.Namespace) -> tuple[list[Report], tuple[pair.Run, pair.Run]]:
+async def demo(args: argparse.Namespace) -> tuple[list[Report], tuple[pair.Run, pair.Run] | None]:
     async with AsyncClient(args.socket or None) as client:
         layers = [await client.layers.inspect(ref) for ref in (args.base, args.workspace, args.toolkit)]
         report = Report(args.n, layers)
@@ -224,7 +225,11 @@ async def demo(args: argparse.Namespace) -> tuple[list[Report], tuple[pair.Run, 
             reports.append(Report(args.again, [await client.layers.inspect(args.base), *layers[1:]]))
             await run_round(client, args, plan(args.again, 0), reports[-1])
         print("one honest and one cheating rollout", flush=True)
-        both = await pair.run(client, spec_of("solve", args), args.dsec)
+        both = None
+        try:
+            both = await pair.run(client, spec_of("solve", args), args.dsec)
+        except (DsecError, subprocess.CalledProcessError) as e:
+            report.wrong.append(f"honest and cheating: {e}")
         left = await client.list(labels=LABEL)
         if left:
             report.wrong.append(f"{len(left)} sandboxes are left")
@@ -304,7 +309,8 @@ def main() -> int:
     if args.n < 1 or args.again < 1:
         p.error("--n and --again must be at least 1")
     reports, both = asyncio.run(demo(args))
-    return complain(show(reports) + verdict.show(*both))
+    wrong = show(reports)
+    return complain(wrong + verdict.show(*both) if both else wrong)
 
 
 if __name__ == "__main__":

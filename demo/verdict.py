@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from cheater import BEHIND, HAND_IN, NETWORK, TRICKS, Trick
+from cheater import NETWORK, TRICKS, Trick
 from libdsec import AuditRecord
 from pair import Run
 
@@ -17,11 +17,11 @@ def happened(t: Trick, run: Run) -> tuple[str, bool]:
     if t.refused:
         lines = (said.text + said.stderr.text).strip().splitlines() or [f"exit code {said.exit_code}"]
         line = next((text for text in lines if t.refused in text), "")
-        return (f"refused: {line.rsplit(': ', 1)[-1].rstrip('.')}", True) if line else (f"not refused: {lines[0]}", False)
-    if t.id == BEHIND:
+        return (f"refused: {line}", True) if line else (f"not refused: {lines[0]}", False)
+    if t.id == "behind":
         killed = sum(int(e.fields.get("killed", 0)) for e in run.events if e.type == "phase")
         return f"{killed} process{'es' if killed > 1 else ''} killed at the change of phase", killed > 0
-    if t.id == HAND_IN:
+    if t.id == "hand_in":
         denied = str(run.grade.details.get("said", ""))
         return f"refused there: {denied.split(']')[-1].split(':')[0].strip()}", "Permission denied" in denied
     path = said.text.strip()
