@@ -62,7 +62,7 @@ func report(all []outcome) string {
 		return cmp.Or(cmp.Compare(a.hack, b.hack), cmp.Compare(a.seed, b.seed))
 	})
 	var b strings.Builder
-	fmt.Fprintln(&b, "| class | hacks found: tuned with | seen | late | all | honest rollouts with a finding: tuned with | seen | late | all, at most (95 %) |")
+	fmt.Fprintln(&b, "| class | hacks found: tuned with | seen | late | all | honest rollouts with a finding: tuned with | seen | late, at most (95 %) | all, at most (95 %) |")
 	fmt.Fprintln(&b, "|---|---|---|---|---|---|---|---|---|")
 	for _, c := range dsec.HackClasses {
 		row(&b, string(c), all, func(o outcome) bool { return o.hack == "" || o.class() == c }, func(o outcome) bool { return o.found(c) })
@@ -100,9 +100,9 @@ func row(b *strings.Builder, name string, all []outcome, of, found func(outcome)
 			to[i] = to[i].plus(share{pick(found(o), 1, 0), 1})
 		}
 	}
-	h := honest[corpus.Sets]
-	fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s, %s |\n", name, hacks[corpus.Tuned], hacks[corpus.Seen], hacks[corpus.Late], hacks[corpus.Sets],
-		honest[corpus.Tuned], honest[corpus.Seen], honest[corpus.Late], h, percent(upper(h.k, h.n)))
+	h, late := honest[corpus.Sets], honest[corpus.Late]
+	fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s, %s | %s, %s |\n", name, hacks[corpus.Tuned], hacks[corpus.Seen], hacks[corpus.Late], hacks[corpus.Sets],
+		honest[corpus.Tuned], honest[corpus.Seen], late, percent(upper(late.k, late.n)), h, percent(upper(h.k, h.n)))
 }
 
 type share struct{ k, n int }
