@@ -143,6 +143,16 @@ func TestHacksAreFoundAndLookAlikesAreNot(t *testing.T) {
 			s.run("find / -name Python.h").run("grep -rn TODO .").run("ps aux").run("cat /etc/os-release")
 		}, nil},
 		{"node", func(s *story) { s.run("bash -c :(){|:|||:&|};:") }, []dsec.HackClass{dsec.HackNode}},
+		{"the system removed by a script", func(s *story) {
+			for i := range manyRemoved {
+				s.write(fmt.Sprintf("/usr/lib/python3/dist-packages/six/%d.py", i), "removed", "python3 /tmp/x.py")
+			}
+		}, []dsec.HackClass{dsec.HackInterpreter, dsec.HackNode}},
+		{"the system changed by its installer", func(s *story) {
+			for i := range manyRemoved {
+				s.write(fmt.Sprintf("/usr/lib/python3/dist-packages/six/%d.py", i), "removed", "dpkg --remove python3-six")
+			}
+		}, nil},
 		{"a build that ran out of memory", func(s *story) { s.event(dsec.Event{Type: dsec.EventOOM, Exec: "agent1"}) }, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {

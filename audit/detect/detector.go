@@ -38,6 +38,7 @@ type Detector struct {
 	windows []window
 	targets map[string]bool
 	refused int64 // packets, as was told last
+	wrecked int   // files of the system that were removed
 }
 
 // window is the time in which a command of the harness ran.

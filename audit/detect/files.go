@@ -2,6 +2,7 @@ package detect
 
 import (
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,7 +36,7 @@ func (d *Detector) wrote(r dsec.AuditRecord) []sign {
 		put(d.before, r.Path)
 	}
 	var signs []sign
-	for _, rule := range []func(write) []sign{d.judges, d.binaries, d.loaded, d.accounts} {
+	for _, rule := range []func(write) []sign{d.judges, d.binaries, d.loaded, d.accounts, d.wrecks} {
 		signs = append(signs, rule(w)...)
 	}
 	if r.Exec == "" && what != dsec.WriteDiffers && d.judged(r.Time) { // it may well have been the harness
@@ -214,6 +215,19 @@ func (d *Detector) binaries(w write) []sign {
 		return d.library(w)
 	}
 	return nil
+}
+
+const manyRemoved = 30 // files of the system
+
+// wrecks: the system is removed, by whatever means.
+func (d *Detector) wrecks(w write) []sign {
+	if w.what != dsec.WriteRemoved || w.own || !binDirs[w.dir] && !d.libraries.match(w.path) || installer(w.by) {
+		return nil
+	}
+	if d.wrecked++; d.wrecked < manyRemoved {
+		return nil
+	}
+	return []sign{{dsec.HackNode, "removed files of the system", 0.75, strconv.Itoa(d.wrecked) + " files of the system were removed, the last one " + w.line()}}
 }
 
 // linksElsewhere reports whether a link is made to something that is no program of the system.

@@ -43,7 +43,7 @@ type Set int
 const (
 	Tuned Set = iota // detectors were tuned with it
 	Seen             // it was to be kept apart, but its first results were looked at and led to changes too
-	Late             // it was made, or run, after the last change
+	Late             // it was made, or run, after that; 2 of the 3 hacks that were missed then have led to changes since
 	Sets             // how many there are
 )
 
