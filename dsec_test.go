@@ -132,12 +132,22 @@ func TestG16_LifetimesAreBounded(t *testing.T) {
 
 func TestSpecsThatCanNeverWorkNameTheField(t *testing.T) {
 	for field, spoil := range map[string]func(*Spec){
-		"tier":          func(s *Spec) { s.Tier = "vm" },
-		"image":         func(s *Spec) { s.Image = "" },
-		"layers":        func(s *Spec) { s.Layers = make([]LayerRef, MaxLayers+1) },
-		"network":       func(s *Spec) { s.Network = "all" },
-		"allow":         func(s *Spec) { s.Allow = []NetworkRule{{CIDR: "1.2.3.4"}} },
-		"allow 1":       func(s *Spec) { s.Network, s.Allow = NetworkAllow, []NetworkRule{{Domain: "a.b"}, {Domain: "a b"}} },
+		"tier":    func(s *Spec) { s.Tier = "vm" },
+		"image":   func(s *Spec) { s.Image = "" },
+		"layers":  func(s *Spec) { s.Layers = make([]LayerRef, MaxLayers+1) },
+		"network": func(s *Spec) { s.Network = "all" },
+		"allow":   func(s *Spec) { s.Allow = []NetworkRule{{CIDR: "1.2.3.4"}} },
+		"allow 1": func(s *Spec) { s.Network, s.Allow = NetworkAllow, []NetworkRule{{Domain: "a.b"}, {Domain: "a b"}} },
+		"allow 0": func(s *Spec) { s.Network, s.Allow = NetworkAllow, []NetworkRule{{Mirror: "pypi", Domain: "a.b"}} },
+		"llow 0":  func(s *Spec) { s.Network, s.Allow = NetworkAllow, []NetworkRule{{Mirror: "cargo"}} },
+		"low 0": func(s *Spec) {
+			s.Network, s.Allow = NetworkAllow, []NetworkRule{{Mirror: "npm", Ports: []string{"80"}}}
+		},
+		"mirror_deny":   func(s *Spec) { s.Network, s.MirrorDeny = NetworkMirror, []string{"requests"} },
+		"irror_deny":    func(s *Spec) { s.Network, s.MirrorDeny = NetworkMirror, []string{"pypi:"} },
+		"rror_deny":     func(s *Spec) { s.Network, s.MirrorDeny = NetworkMirror, make([]string, MaxDenied+1) },
+		"cutoff":        func(s *Spec) { s.Network, s.Cutoff = NetworkOpen, time.Unix(1, 0) },
+		"utoff":         func(s *Spec) { s.Network, s.Cutoff = NetworkMirror, time.Unix(1<<40, 0) },
 		"oom":           func(s *Spec) { s.OOM = "nobody" },
 		"name":          func(s *Spec) { s.Name = strings.Repeat("x", MaxNameBytes+1) },
 		"limits.cpu":    func(s *Spec) { s.Limits.CPU = math.NaN() },
@@ -203,7 +213,11 @@ func TestEveryTextOfASpecIsBounded(t *testing.T) {
 		"allow   ": func(s *Spec, v string) {
 			s.Network, s.Allow = NetworkAllow, []NetworkRule{{Domain: "a.b", Ports: []string{v}}}
 		},
-		"oom": func(s *Spec, v string) { s.OOM = OOMPolicy(v) },
+		"allow    ": func(s *Spec, v string) {
+			s.Network, s.Allow = NetworkAllow, []NetworkRule{{Mirror: v}}
+		},
+		"mirror_deny": func(s *Spec, v string) { s.Network, s.MirrorDeny = NetworkMirror, []string{"pypi:" + v} },
+		"oom":         func(s *Spec, v string) { s.OOM = OOMPolicy(v) },
 	}
 	for field, set := range put {
 		for name, v := range map[string]string{"a NUL": "a\x00b", "2 MiB": strings.Repeat("x", 2<<20)} {

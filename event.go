@@ -16,9 +16,11 @@ const (
 	EventAdopted       EventType = "adopted"         // the agent restarted and found the sandbox alive
 	EventLayerError    EventType = "layer_error"     // a read of one of its layers is EIO for somebody: it is blamed on infra_image, see Blame; Detail says why, Fields have layer and class
 	EventNetwork       EventType = "network"         // another network policy is in force; Detail is its mode, Fields have generation
+	EventPhase         EventType = "phase"           // another phase is in force; Detail is its name, Fields have generation, from and killed, processes that were ended
 	EventDiskError     EventType = "disk_error"      // the file system that its disk lies in failed: it is blamed on infra_disk; Detail says why
-	EventRefused       EventType = "network_refused" // its policy refused a packet, one a second is told; Detail is like "tcp 203.0.113.7:443", Fields have generation and refused, packets so far
+	EventRefused       EventType = "network_refused" // its policy refused a packet, one a second is told; Detail is like "tcp 203.0.113.7:443", Fields have generation, refused, packets so far, and program, the name of who tried, if that is known
 	EventRepercussion  EventType = "repercussion"    // damage was done: Detail says to what, Fields have scope ("sandbox", "service" of the node, "node"), by (an Inducer) and, of an end, cause
+	EventGraded        EventType = "graded"          // it was graded; Detail is the cause, Fields have where, sandbox and, if there is one, reward
 	EventFinding       EventType = "finding"         // it looks like a reward hack: Detail is the title, Fields have class, confidence, count and evidence, see HackFinding; once for each class
 	EventNote          EventType = "note"            // anything else worth a line
 )

@@ -2,8 +2,10 @@ package dsec
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // NetworkMode is what a sandbox may reach.
@@ -13,14 +15,20 @@ type NetworkMode string
 const (
 	NetworkNone  NetworkMode = "none"       // loopback only; the default
 	NetworkAllow NetworkMode = "allow-list" // what Spec.Allow names, and nothing else
-	NetworkOpen  NetworkMode = "open"       // NAT to the outside; never to other sandboxes, the node or metadata services
+	// NetworkMirror is the node's mirror of packages, and nothing else.
+	NetworkMirror NetworkMode = "mirror-only"
+	NetworkOpen   NetworkMode = "open" // NAT to the outside; never to other sandboxes, the node or metadata services
 )
 
+// Mirrors are the services of the mirror of packages: docs/formats/mirror.md.
+var Mirrors = []string{"pypi", "npm", "go", "debian"}
+
 // NetworkRule opens something to a sandbox whose mode is NetworkAllow. A rule has
-// a Domain or a CIDR; docs/formats/netpolicy.md says what each means.
+// a Domain, a CIDR or a Mirror; docs/formats/netpolicy.md says what each means.
 type NetworkRule struct {
 	Domain   string   `json:"domain,omitempty"`   // "pypi.org", or "*.pypi.org": every name below, not itself
 	CIDR     string   `json:"cidr,omitempty"`     // "203.0.113.0/24", or one address
+	Mirror   string   `json:"mirror,omitempty"`   // one of Mirrors: "pypi"; it has no protocol and ports
 	Protocol string   `json:"protocol,omitempty"` // "tcp" (default), "udp", "icmp" (of a CIDR) or "any" (of a CIDR)
 	Ports    []string `json:"ports,omitempty"`    // "443" or "8000-8999"; default: 80 and 443 of a domain, all of a CIDR
 }
@@ -29,6 +37,24 @@ type NetworkRule struct {
 type NetworkPolicy struct {
 	Mode  NetworkMode   `json:"mode"`
 	Allow []NetworkRule `json:"allow,omitempty"` // of NetworkAllow
+
+	// Of the mirror, see Spec; a change of the policy keeps them.
+	Cutoff     time.Time `json:"cutoff,omitzero"`
+	MirrorDeny []string  `json:"mirror_deny,omitempty"`
+}
+
+// MirrorServices are the services of the mirror that the policy opens.
+func (p *NetworkPolicy) MirrorServices() []string {
+	if p.Mode == NetworkMirror {
+		return slices.Clone(Mirrors)
+	}
+	var all []string
+	for _, r := range p.Allow {
+		if r.Mirror != "" && !slices.Contains(all, r.Mirror) {
+			all = append(all, r.Mirror)
+		}
+	}
+	return all
 }
 
 // NetworkState is the policy in force.
@@ -41,13 +67,14 @@ type NetworkState struct {
 const (
 	MaxRules     = 256
 	MaxRulePorts = 16
+	MaxDenied    = 1024 // names that the mirror refuses
 )
 
 // Validate reports what can never work, as an Invalid error that names the field.
 func (p *NetworkPolicy) Validate() error {
 	const op = "validate network policy"
 	switch p.Mode {
-	case "", NetworkNone, NetworkAllow, NetworkOpen:
+	case "", NetworkNone, NetworkAllow, NetworkMirror, NetworkOpen:
 	default:
 		return Errorf(Invalid, op, "network", "unknown mode %s", Quote(string(p.Mode)))
 	}
@@ -62,6 +89,24 @@ func (p *NetworkPolicy) Validate() error {
 			return E(Invalid, op, "allow "+strconv.Itoa(i), err)
 		}
 	}
+	if y := p.Cutoff.UTC().Year(); !p.Cutoff.IsZero() && (y < 1 || y > 9999) {
+		return Errorf(Invalid, op, "cutoff", "in the year %d", y)
+	}
+	return validateDenied(p.MirrorDeny)
+}
+
+// validateDenied reads names like "pypi:requests".
+func validateDenied(all []string) error {
+	const op = "validate network policy"
+	if len(all) > MaxDenied {
+		return Errorf(Invalid, op, "mirror_deny", "%d names, at most %d", len(all), MaxDenied)
+	}
+	for _, d := range all {
+		service, name, _ := strings.Cut(d, ":")
+		if !slices.Contains(Mirrors, service) || name == "" || len(name) > MaxHostBytes || strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c >= 0x7f }) {
+			return Errorf(Invalid, op, "mirror_deny", "%s, want SERVICE:NAME of one of %s", Quote(d), strings.Join(Mirrors, ", "))
+		}
+	}
 	return nil
 }
 
@@ -70,8 +115,19 @@ func (r *NetworkRule) Validate() error {
 	bad := func(field, format string, args ...any) error {
 		return Errorf(Invalid, "read network rule", field, format, args...)
 	}
-	if (r.Domain == "") == (r.CIDR == "") {
-		return bad("domain", "want either a domain or a CIDR")
+	kinds := 0
+	for _, s := range []string{r.Domain, r.CIDR, r.Mirror} {
+		if s != "" {
+			kinds++
+		}
+	}
+	switch {
+	case kinds != 1:
+		return bad("domain", "want either a domain, a CIDR or a mirror")
+	case r.Mirror != "" && !slices.Contains(Mirrors, r.Mirror):
+		return bad("mirror", "%s, want one of %s", Quote(r.Mirror), strings.Join(Mirrors, ", "))
+	case r.Mirror != "" && (r.Protocol != "" || len(r.Ports) > 0):
+		return bad("mirror", "a mirror has no protocol and no ports")
 	}
 	if r.Domain != "" && !validDomain(r.Domain) {
 		return bad("domain", "%s is not a name or *.name", Quote(r.Domain))

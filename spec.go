@@ -34,6 +34,9 @@ type Limits struct {
 	Pids      int64   `json:"pids"`       // processes and threads
 	Disk      int64   `json:"disk"`       // bytes of the writable layer
 	Output    int64   `json:"output"`     // bytes of kept output over all execs
+	// Bandwidth is of its network, in bytes a second, each way; zero is what the
+	// machine can.
+	Bandwidth int64 `json:"bandwidth,omitempty"`
 }
 
 // Lifetimes end a sandbox that nobody ends. Zero means the node's default;
@@ -69,13 +72,16 @@ type Spec struct {
 	Workdir    string            `json:"workdir,omitempty"`  // default of commands; the image's if empty
 	Hostname   string            `json:"hostname,omitempty"` // shortened to 63 bytes; the id if empty
 	Network    NetworkMode       `json:"network,omitempty"`
-	Allow      []NetworkRule     `json:"allow,omitempty"` // of the network mode allow-list
+	Allow      []NetworkRule     `json:"allow,omitempty"`       // of the network mode allow-list
+	Cutoff     time.Time         `json:"cutoff,omitzero"`       // what is newer the mirror hides, but of Debian; zero: nothing
+	MirrorDeny []string          `json:"mirror_deny,omitempty"` // what the mirror refuses: "pypi:requests"
 	Limits     Limits            `json:"limits"`
 	Lifetimes  Lifetimes         `json:"lifetimes"`
-	Profile    string            `json:"profile,omitempty"`      // seccomp profile: "build" (default) or "debug"
+	Profile    string            `json:"profile,omitempty"`      // what it may ask of the kernel: "build" (default), "debug", "pwn", "desktop", "nested"
 	NoNewPrivs bool              `json:"no_new_privs,omitempty"` // refuse setuid and file capabilities inside
 	OOM        OOMPolicy         `json:"oom,omitempty"`
 	Mounts     []HostMount       `json:"mounts,omitempty"`
+	Phases     []Phase           `json:"phases,omitempty"` // it begins in the first; none: what a spec says holds all its life
 	Labels     map[string]string `json:"labels,omitempty"`
 	CallID     string            `json:"call_id,omitempty"`     // idempotency key
 	RolloutKey string            `json:"rollout_key,omitempty"` // groups what belongs to one rollout
@@ -107,10 +113,15 @@ const (
 	MaxBytes     = 1 << 50 // of a limit: a petabyte is more than any node has
 	MaxPids      = 4 << 20 // as the kernel has it
 	MaxOutput    = 1 << 30 // bytes of kept output, which are on the node's own disk
+	MinBandwidth = 4 << 10 // bytes a second: with less not even a name is found in time
+	MaxBandwidth = 1 << 36 // bytes a second
 )
 
 // NetworkPolicy is the one it begins with.
-func (s *Spec) NetworkPolicy() *NetworkPolicy { return &NetworkPolicy{s.Network, s.Allow} }
+func (s *Spec) NetworkPolicy() *NetworkPolicy {
+	p := s.PolicyIn(0)
+	return &p
+}
 
 // Validate reports the first thing in s that can never work, as an Invalid
 // error that names the field. It touches nothing outside s.
@@ -135,8 +146,11 @@ func (s *Spec) Validate() error {
 	if err := CheckWatch(s.Watch); err != nil {
 		return err
 	}
-	if err := s.NetworkPolicy().Validate(); err != nil {
+	if err := (&NetworkPolicy{s.Network, s.Allow, s.Cutoff, s.MirrorDeny}).Validate(); err != nil {
 		return err
+	}
+	if s.Network == NetworkOpen && (!s.Cutoff.IsZero() || len(s.MirrorDeny) > 0) {
+		return bad("cutoff", "with the network mode %s everything can be had elsewhere: want %s or %s", NetworkOpen, NetworkMirror, NetworkAllow)
 	}
 	switch s.OOM {
 	case "", OOMExec, OOMSandbox:
@@ -152,7 +166,10 @@ func (s *Spec) Validate() error {
 	if err := s.Lifetimes.validate(); err != nil {
 		return err
 	}
-	return s.validateMaps()
+	if err := s.validateMaps(); err != nil {
+		return err
+	}
+	return s.validatePhases()
 }
 
 // validName keeps names apart from ids and usable in paths and command lines.
@@ -184,10 +201,16 @@ func (s *Spec) texts() []text {
 		all = append(all, text{"layers", string(l), MaxRefBytes})
 	}
 	for _, r := range s.Allow {
-		all = append(all, text{"allow", r.Domain, MaxHostBytes}, text{"allow", r.CIDR, MaxWordBytes}, text{"allow", r.Protocol, MaxWordBytes})
+		all = append(all, text{"allow", r.Domain, MaxHostBytes}, text{"allow", r.CIDR, MaxWordBytes}, text{"allow", r.Protocol, MaxWordBytes}, text{"allow", r.Mirror, MaxWordBytes})
 		for _, p := range r.Ports {
 			all = append(all, text{"allow", p, MaxWordBytes})
 		}
+	}
+	for i := range s.Phases {
+		all = append(all, s.Phases[i].texts()...)
+	}
+	for _, d := range s.MirrorDeny {
+		all = append(all, text{"mirror_deny", d, 2 * MaxHostBytes})
 	}
 	for _, m := range s.Mounts {
 		all = append(all, text{"mounts", m.Source, MaxPathBytes}, text{"mounts", m.Target, MaxPathBytes})
@@ -286,6 +309,8 @@ func (l *Limits) validate() error {
 		return bad("disk", "%d bytes, want 1 MiB to 1 PiB", l.Disk)
 	case l.Output < 0 || l.Output > MaxOutput:
 		return bad("output", "%d bytes, want 0 to 1 GiB", l.Output)
+	case l.Bandwidth < 0 || l.Bandwidth > MaxBandwidth || (l.Bandwidth > 0 && l.Bandwidth < MinBandwidth):
+		return bad("bandwidth", "%d bytes a second, want %d to %d", l.Bandwidth, MinBandwidth, MaxBandwidth)
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ fi
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 mkdir "$tmp/bin" "$tmp/out"
-go build -o "$tmp/bin/" google.golang.org/protobuf/cmd/protoc-gen-go connectrpc.com/connect/cmd/protoc-gen-connect-go
+CGO_ENABLED=0 go build -o "$tmp/bin/" google.golang.org/protobuf/cmd/protoc-gen-go connectrpc.com/connect/cmd/protoc-gen-connect-go
 PATH="$tmp/bin:$PATH" protoc -I . \
 	--go_out="$tmp/out" --go_opt=paths=source_relative \
 	--connect-go_out="$tmp/out" --connect-go_opt=paths=source_relative,simple \

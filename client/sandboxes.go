@@ -28,6 +28,8 @@ type Sandbox struct {
 	Blame   *dsec.Blame    `json:"blame,omitempty"` // what it is blamed on; nil: nothing
 
 	Network *dsec.NetworkState `json:"network,omitempty"` // in force; nil: as in its spec, never changed
+	Phase   *dsec.PhaseState   `json:"phase,omitempty"`   // in force; nil: it has none
+	Grades  []dsec.GradeResult `json:"grades,omitempty"`  // the last ones, oldest first; a list leaves them out
 }
 
 // KeptDisk is the packed disk of a sandbox that failed.
@@ -42,7 +44,7 @@ func sandbox(p *dsecv1.Sandbox) Sandbox {
 		Spec: wire.SpecFrom(p.GetSpec()), State: dsec.State(p.GetState()), Result: wire.ResultFrom(p.GetResult()),
 		Digests: p.GetDigests(), Created: wire.Instant(p.GetCreated()), Changed: wire.Instant(p.GetChanged()),
 		Expires: wire.Instant(p.GetExpires()), Starts: int(p.GetStarts()), Steps: wire.StepsFrom(p.GetSteps()), Blame: wire.BlameFrom(p.GetBlame()),
-		Network: wire.NetworkFrom(p.GetNetwork())}
+		Network: wire.NetworkFrom(p.GetNetwork()), Phase: wire.PhaseFrom(p.GetPhase()), Grades: wire.GradesFrom(p.GetGrades())}
 	if k := p.GetKept(); k != nil {
 		s.Kept = &KeptDisk{Digest: k.Digest, Tag: k.Tag, Until: wire.Instant(k.Until)}
 	}
@@ -203,6 +205,15 @@ func (c *Client) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Netwo
 	return change(ctx, c, "set network of sandbox", func() (*dsecv1.SetNetworkResponse, error) { return c.sandboxes.SetNetwork(ctx, req) })
 }
 
+// SetPhase moves a sandbox to another of its phases. When it returns, everything
+// that ran has been killed, and the phase is in force. The phase it is in changes
+// nothing; one there is no way to is IllegalState. After any other error the sandbox
+// stands still between the two until the same call succeeds (PhaseState.Moving).
+func (c *Client) SetPhase(ctx context.Context, id dsec.SandboxID, name string) (Sandbox, error) {
+	req := &dsecv1.SetPhaseRequest{Id: string(id), Name: name, CallId: newKey()}
+	return change(ctx, c, "set phase of sandbox", func() (*dsecv1.SetPhaseResponse, error) { return c.sandboxes.SetPhase(ctx, req) })
+}
+
 // Delete removes a sandbox; existed is false if it was deleted before.
 func (c *Client) Delete(ctx context.Context, id dsec.SandboxID) (existed bool, err error) {
 	req := &dsecv1.DeleteRequest{Id: string(id), CallId: newKey()}
@@ -212,6 +223,17 @@ func (c *Client) Delete(ctx context.Context, id dsec.SandboxID) (existed bool, e
 		return err
 	})
 	return resp.GetExisted(), err
+}
+
+// Egress is what a sandbox that lives has reached by name on ports 80 and 443, and what it
+// was refused there.
+func (c *Client) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
+	var resp *dsecv1.EgressResponse
+	err := c.retry(ctx, "read egress of sandbox", func() (err error) {
+		resp, err = c.sandboxes.Egress(ctx, &dsecv1.EgressRequest{Id: string(id)})
+		return err
+	})
+	return wire.EgressFrom(resp), err
 }
 
 // Stats samples what a sandbox uses.

@@ -2,6 +2,7 @@ package confine
 
 import (
 	"encoding/binary"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -60,20 +61,25 @@ var ruleSets = sync.OnceValue(func() map[Profile]map[string]rule {
 })
 
 func makeRules(p Profile) map[string]rule {
-	rules := conditions(p)
-	for name := range strings.FieldsSeq(plainCalls) {
-		rules[name] = rule{otherwise: allowed}
+	rules := map[string]rule{}
+	allow := func(calls string) {
+		for name := range strings.FieldsSeq(calls) {
+			rules[name] = rule{otherwise: allowed}
+		}
 	}
+	allow(plainCalls)
 	for _, r := range append([]refusal{tracing}, refusals...) {
 		for name := range strings.FieldsSeq(r.calls) {
 			rules[name] = rule{otherwise: refuse(r.errno, r.reason, r.way)}
 		}
 	}
-	if p == Debug {
-		for name := range strings.FieldsSeq(tracing.calls) {
-			rules[name] = rule{otherwise: allowed}
-		}
+	if p.Gives(Trace) {
+		allow(tracing.calls)
 	}
+	if p.Gives(Mounts) {
+		allow(containerCalls)
+	}
+	maps.Copy(rules, conditions(p))
 	return rules
 }
 

@@ -7,7 +7,8 @@ const (
 	newTime       = 0x80       // CLONE_NEWTIME, for unshare only: in clone it is part of the exit signal
 )
 
-var noNamespaces = action{errno: ePERM, reason: "a user namespace gives root's rights over much more of the kernel", way: useVM}
+var noNamespaces = action{errno: ePERM, reason: "a user namespace gives root's rights over much more of the kernel",
+	way: `profile="desktop" allows what Chromium's sandbox makes; ` + useVM}
 
 func isValue(arg int, v uint32) test         { return test{arg: arg, mask: 0xffffffff, value: v} }
 func masked(arg int, mask, v uint32) test    { return test{arg: arg, mask: mask, value: v} }
@@ -15,10 +16,9 @@ func hasAny(arg int, mask uint32) test       { return test{arg: arg, mask: mask,
 func refuse(e errno, why, way string) action { return action{errno: e, reason: why, way: way} }
 
 func conditions(p Profile) map[string]rule {
-	return map[string]rule{
-		"clone": {otherwise: allowed, clauses: []clause{{"new namespace", []test{hasAny(0, newNamespaces)}, noNamespaces}}},
-		"unshare": {otherwise: allowed, clauses: []clause{
-			{"new namespace", []test{hasAny(0, newNamespaces|newTime)}, noNamespaces}}},
+	rules := map[string]rule{
+		"clone":       namespaces(p, 0),
+		"unshare":     namespaces(p, newTime),
 		"personality": personality(),
 		"socket":      sockets(p),
 		"fcntl": {otherwise: allowed, clauses: []clause{{"F_SETLEASE", []test{isValue(1, fSetLease)},
@@ -27,6 +27,14 @@ func conditions(p Profile) map[string]rule {
 			otherwise: refuse(eAFNOSUPPORT, "only AF_UNIX has useful pairs", "AF_UNIX works")},
 		"ioctl": ioctls(),
 	}
+	if p.Gives(PacketSockets) || p.Gives(UserNamespaces) {
+		rules["setsockopt"] = socketOptions(p)
+		rules["getsockopt"] = socketOptions(p)
+	}
+	if p.Gives(UserNamespaces) && !p.Gives(Mounts) {
+		rules["ioctl"] = interfaceControls(rules["ioctl"])
+	}
+	return rules
 }
 
 func personality() rule {
@@ -75,17 +83,31 @@ func sockets(p Profile) rule {
 		r.clauses = append(r.clauses, clause{"other protocol", []test{isValue(0, family)},
 			refuse(ePROTONOSUPPORT, "protocols beside TCP, UDP and ICMP have a history of kernel holes", "TCP and UDP work")})
 	}
-	ok("route netlink", isValue(0, afNetlink), isValue(2, 0))
-	r.clauses = append(r.clauses, clause{"other netlink", []test{isValue(0, afNetlink)},
-		refuse(ePROTONOSUPPORT, "netlink beside route reaches much of the kernel", "programs go on as if the kernel had no audit or netfilter")})
+	if p.Gives(PacketSockets) {
+		ok("AF_PACKET", isValue(0, afPacket))
+	}
+	switch {
+	case p.Gives(Mounts):
+		ok("netlink", isValue(0, afNetlink))
+	case p.Gives(UserNamespaces):
+		add("netlink", noRoutes, isValue(0, afNetlink))
+	default:
+		r.netlink()
+	}
 	return r
 }
 
+func (r *rule) netlink() {
+	r.clauses = append(r.clauses, clause{"route netlink", []test{isValue(0, afNetlink), isValue(2, 0)}, allowed})
+	r.clauses = append(r.clauses, clause{"other netlink", []test{isValue(0, afNetlink)},
+		refuse(ePROTONOSUPPORT, "netlink beside route reaches much of the kernel", "programs go on as if the kernel had no audit or netfilter")})
+}
+
 func unaccounted(p Profile) action {
-	if p == Debug {
+	if p.Gives(RawSockets) {
 		return allowed
 	}
-	return refuse(eACCES, "what such a socket receives is charged to no memory limit", `profile="debug" allows ping and raw sockets`)
+	return refuse(eACCES, "what such a socket receives is charged to no memory limit", `profile="debug" and "pwn" allow ping and raw sockets`)
 }
 
 // ioctls: terminals, pipes and files work; what a file system offers beyond

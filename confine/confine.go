@@ -4,7 +4,11 @@
 //
 // A profile is a default-deny list. "build" is what building and testing
 // software needs; "debug" adds tracing of one's own processes, and sockets whose
-// buffers are charged to nobody. A refusal is an errno a program can handle:
+// buffers are charged to nobody; "pwn" adds to that packet sockets and core
+// dumps; "desktop" is "build" with the namespaces that Chromium's own sandbox
+// makes; "nested" is for engines of containers in a virtual machine. What a
+// profile gives is its Abilities, each of which Needs an isolation; Require
+// refuses a profile where a tier has less. A refusal is an errno a program can handle:
 // EPERM or EACCES where the call exists and is forbidden, ENOSYS where programs
 // fall back to something older. Explain names the call, the profile and the way
 // out.
@@ -15,8 +19,11 @@ type Profile string
 
 // The profiles.
 const (
-	Build Profile = "build"
-	Debug Profile = "debug"
+	Build   Profile = "build"
+	Debug   Profile = "debug"
+	Pwn     Profile = "pwn"
+	Desktop Profile = "desktop"
+	Nested  Profile = "nested"
 )
 
 // Arch is a kernel architecture.

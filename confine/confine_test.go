@@ -152,10 +152,11 @@ func answerOf(r Refusal) uint32 {
 // interesting are arguments on both sides of every condition.
 func interesting() [][6]uint64 {
 	var all [][6]uint64
-	for _, v := range []uint64{0, 1, 2, 8, 10, 16, 17, 38, 40, 0x80, 0x11, 0x1200011, 0x10000000, 0x20000, 0x7e020000, 0x0040000, 0xffffffff, 0x100000000, 0x400000} {
+	for _, v := range []uint64{0, 1, 2, 8, 10, 16, 17, 38, 40, 0x80, 0x11, 0x1200011, 0x10000000, 0x20000, 0x7e020000, 0x70000011, 0x70020011, 0x0040000, 0xffffffff, 0x100000000, 0x400000} {
 		for _, w := range []uint64{0, 1, 2, 3, 0x80801, 0x5412, 0x541c, 0x5401, 0x801c581f, 0x401c5820, 0xc0c0586d, 0x5878, 0x40049409, 0x4020940d,
-			0xc0189436, 0x80086601, 0x40086602, 0xc028660f, 0xc020660b, 0xf501, 0xbc01, 0x100005412, 0x5452} {
-			for _, x := range []uint64{0, 6, 17, 58, 132, 262, 12, 9} {
+			0xc0189436, 0x80086601, 0x40086602, 0xc028660f, 0xc020660b, 0xf501, 0xbc01, 0x100005412, 0x5452, 41, 263,
+			0x8913, 0x8914, 0x89a0, 0x8b01} {
+			for _, x := range []uint64{0, 5, 6, 13, 17, 34, 58, 64, 66, 132, 262, 12, 9} {
 				all = append(all, [6]uint64{v, w, x})
 			}
 		}
@@ -283,18 +284,28 @@ func TestCapabilitiesAreFew(t *testing.T) {
 			t.Errorf("build has cap_%s", name)
 		}
 	}
+	for _, p := range Profiles {
+		if more := Capabilities(p) &^ Capabilities(Build) &^ (1 << capSysPtrace); more != 0 && Minimum(p) < OwnKernel {
+			t.Errorf("%s has capabilities %#x of a shared kernel", p, more)
+		}
+	}
 	if d := Capabilities(Debug) &^ Capabilities(Build); d != 1<<capSysPtrace {
 		t.Errorf("debug adds %#x, want sys_ptrace only", d)
 	}
 }
 
 func TestRlimitsStayWithinTheHardLimit(t *testing.T) {
-	for _, r := range Rlimits() {
-		if l := r.Within(0); l.Soft != 0 || l.Hard != 0 {
-			t.Errorf("%+v within 0 is %+v", r, l)
-		}
-		if r.Soft > r.Hard {
-			t.Errorf("%+v: soft above hard", r)
+	for _, p := range Profiles {
+		for _, r := range Rlimits(p) {
+			if l := r.Within(0); l.Soft != 0 || l.Hard != 0 {
+				t.Errorf("%+v within 0 is %+v", r, l)
+			}
+			if r.Soft > r.Hard {
+				t.Errorf("%+v: soft above hard", r)
+			}
+			if r.Resource == limitCore && (r.Hard == 1) == p.Gives(CoreDumps) {
+				t.Errorf("%s: core limit %d", p, r.Hard)
+			}
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // Profiles lists all.
-var Profiles = []Profile{Build, Debug}
+var Profiles = []Profile{Build, Debug, Pwn, Desktop, Nested}
 
 // ParseProfile accepts the name of a profile; "" is Build.
 func ParseProfile(name string) (Profile, error) {
@@ -19,7 +19,7 @@ func ParseProfile(name string) (Profile, error) {
 	if p := Profile(name); slices.Contains(Profiles, p) {
 		return p, nil
 	}
-	return "", dsec.Errorf(dsec.Invalid, "choose seccomp profile", dsec.Quote(name), "want one of %v", Profiles)
+	return "", dsec.Errorf(dsec.Invalid, "choose profile", dsec.Quote(name), "want one of %v", Profiles)
 }
 
 // Explain says whether a call is allowed and if not, why and what to do.

@@ -140,4 +140,4 @@ var refusals = []refusal{
 
 // tracing is what Debug allows and Build does not.
 var tracing = refusal{"ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd", ePERM,
-	"it gives one process control of another and has a history of kernel holes; what runs as one user can still write its memory by /proc", `profile="debug" allows gdb, strace and leak checkers; a grader runs as another user`}
+	"it gives one process control of another and has a history of kernel holes; what runs as one user can still write its memory by /proc", `profile="debug" and "pwn" allow gdb, strace and leak checkers; a grader runs as another user`}

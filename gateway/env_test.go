@@ -144,6 +144,10 @@ func (n *thinNode) Renew(ctx context.Context, id dsec.SandboxID, _ time.Duration
 	return n.Get(ctx, id)
 }
 
+func (n *thinNode) Egress(context.Context, dsec.SandboxID) (dsec.Egress, error) {
+	return dsec.Egress{}, nil
+}
+
 func (n *thinNode) SetNetwork(_ context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, _ string) (node.Sandbox, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -151,8 +155,20 @@ func (n *thinNode) SetNetwork(_ context.Context, id dsec.SandboxID, p dsec.Netwo
 	return *n.boxes[id], nil
 }
 
+func (n *thinNode) SetPhase(_ context.Context, id dsec.SandboxID, name, _ string) (node.Sandbox, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.boxes[id].Phase = &dsec.PhaseState{Name: name, Generation: 2}
+	return *n.boxes[id], nil
+}
+
 func (n *thinNode) Commit(context.Context, dsec.SandboxID, layer.Tag, dsec.Scrub, string) (dsec.Packed, error) {
 	return dsec.Packed{Digest: "sha256:0"}, nil
+}
+
+func (n *thinNode) Grade(_ context.Context, id dsec.SandboxID, s dsec.GradeSpec, _ string) (dsec.GradeResult, error) {
+	reward := 0.5
+	return dsec.GradeResult{Reward: &reward, Cause: dsec.CauseCompleted, Where: s.Where, Sandbox: id}, nil
 }
 
 func (n *thinNode) Changes(ctx context.Context, id dsec.SandboxID, most int) (dsec.Changes, error) {

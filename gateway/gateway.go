@@ -78,6 +78,7 @@ const (
 	maxSessions   = 4096
 	createWithin  = 5 * time.Minute
 	commitWithin  = 30 * time.Minute
+	phaseWithin   = 10 * time.Minute
 	aliveEvery    = 10 * time.Second
 	nodeSilence   = 3 * aliveEvery // a node's stream without a sign of life is dead
 	batchAtOnce   = 64             // creates of one CreateMany at work

@@ -151,8 +151,8 @@ func knownMethod(path string) bool {
 	return slices.Contains(methods, method)
 }
 
-var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Renew", "SetNetwork",
-	"Commit", "Changes", "Stats", "Audit", "Exec", "WriteStdin", "CloseStdin", "Signal", "Kill", "Resize", "Wait", "Output", "Kept", "Release",
+var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Renew", "SetNetwork", "Egress", "SetPhase",
+	"Commit", "Changes", "Stats", "Audit", "Grade", "Exec", "WriteStdin", "CloseStdin", "Signal", "Kill", "Resize", "Wait", "Output", "Kept", "Release",
 	"Open", "Subscribe", "Unsubscribe", "Ack", "Stat", "Mkdir", "Move", "Remove", "SetAttr", "Watch", "Import", "Build",
 	"Inspect", "Tag", "Ensure", "CreateTemplate", "Merge", "Trace", "Repack", "Evict", "OnDemand", "Info", "Nodes", "Doctor", "Revoke"}
 

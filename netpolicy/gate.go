@@ -12,15 +12,26 @@ const (
 	MarkOpen    = 0x64730001 // a plan opens it
 	MarkRefused = 0x64730002 // none does
 	MarkRouter  = 0x64730003 // who forwards has made it, to say so
+	MarkName    = 0x64730004 // a name opens it, if it is the one that is said in it
 )
 
-// Refusal is a packet that nothing opens.
+// Ports of TCP where only what says an allowed name passes, if a name alone has
+// opened the address.
+const (
+	HTTPPort = 80
+	TLSPort  = 443
+)
+
+// Refusal is a packet that nothing opens, or a try to make one.
 type Refusal struct {
 	Link       int
 	Address    netip.Addr
 	Protocol   uint8
 	Port       uint16 // 0 of what has none
 	Generation uint64 // of the link's plan
+	PID        int    // of the machine, of who tried; 0: a packet, whose maker is not known
+	UID        uint32 // of the machine, of who tried
+	Program    string // the name of the thread that tried, which it gives itself
 }
 
 // String is like "tcp 203.0.113.7:443".
@@ -33,6 +44,13 @@ func (r Refusal) String() string {
 		return name + " " + r.Address.String()
 	}
 	return name + " " + netip.AddrPortFrom(r.Address, r.Port).String()
+}
+
+// Counts are packets of a link.
+type Counts struct {
+	Out, OutBytes int64 // from the sandbox, that were opened
+	In            int64 // to it, but of connections that the router has taken
+	Refused       int64 // from it
 }
 
 // Gate puts plans in force on links, each of which leads to one sandbox with one
@@ -57,11 +75,22 @@ type Gate interface {
 	// Refusals gives what is refused from now on as it comes, one at a time, until
 	// stop. What comes faster than it is taken is only counted.
 	Refusals(take func(Refusal)) (stop func(), err error)
-	// Refused counts packets from a link.
-	Refused(link int) (int64, error)
-	// Has says whether Add was called for the link, by whomever.
-	Has(link int) bool
+	// Counts are of the packets of a link so far.
+	Counts(link int) (Counts, error)
+	// Attach has a link that was added judged by this process's programs, instead
+	// of those of an earlier version.
+	Attach(link int) error
+	// Generation is the link's; 0 if nobody has called Add for it.
+	Generation(link int) uint64
 	// Sweep forgets links that are gone. Those with a higher index than any that is
 	// live are new: indexes grow, and are not used again.
 	Sweep(live map[int]bool) error
+}
+
+// Binder is a Gate that also refuses before a packet is made.
+type Binder interface {
+	// Bind says which control group the processes of a link are in, by its number on
+	// the v2 tree: what they try to reach is refused at once from now on, and told
+	// with who has tried.
+	Bind(link int, group uint64) error
 }

@@ -34,11 +34,22 @@ type Lease struct {
 	DNS     []netip.Addr // for resolv.conf; empty for none
 }
 
+// Place is where the processes of a sandbox are, and what its link may carry.
+type Place struct {
+	NetNS *os.File // network namespace
+	// Group is the number of its control group on the v2 tree; 0: none. What processes
+	// in it try to reach, and may not, is refused before there is a packet, and told
+	// with who has tried. Where that cannot be, packets are still judged, and nothing
+	// else changes.
+	Group uint64
+	Rate  int64 // bytes a second, each way; 0: what the machine can
+}
+
 // Network connects network namespaces.
 type Network interface {
 	// Attach connects a namespace that was never connected. With an error the
 	// namespace may be half connected and must be destroyed by its owner.
-	Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, netns *os.File) (Lease, error)
+	Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, at Place) (Lease, error)
 	// Change puts another policy in force on a sandbox that was attached. When it
 	// returns, what the new one does not open is closed, and connections that were
 	// open there are dead. IllegalState for a sandbox without a link.
@@ -46,6 +57,9 @@ type Network interface {
 	// Restore says what is in force on a sandbox that another process attached, so
 	// that the names of its policy can be asked for. NotFound if it has no link.
 	Restore(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) error
+	// Egress is what a sandbox has reached, and what it was refused. NotFound if it
+	// has no link.
+	Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error)
 	// Live lists the sandboxes that have a link.
 	Live(ctx context.Context) ([]dsec.SandboxID, error)
 	// Close lets go without disconnecting anybody.

@@ -19,8 +19,10 @@ import (
 type Plan struct {
 	Prefixes []Prefix       `json:"prefixes"` // sorted; of those that have an address the longest decides
 	Names    []Name         `json:"names,omitempty"`
-	Closed   []netip.Prefix `json:"closed"`         // where no name may lead
-	Free     bool           `json:"free,omitempty"` // every name may be asked for, as by the mode open
+	Closed   []netip.Prefix `json:"closed"`            // where no name may lead
+	Mirrors  []string       `json:"mirrors,omitempty"` // services of the mirror that are open
+	Mirror   netip.Addr     `json:"mirror,omitzero"`   // where it is; invalid without services
+	Free     bool           `json:"free,omitempty"`    // every name may be asked for, as by the mode open
 }
 
 // Prefix says what is open of a range of addresses; nothing: it is closed.
@@ -48,6 +50,7 @@ type Ground struct {
 	Closed []netip.Prefix // opened only by a rule that lies inside
 	Never  []netip.Prefix // opened by nothing
 	Allow  []netip.Prefix // exceptions to Closed of the mode open
+	Mirror netip.Addr     // where the mirror of packages is; invalid: there is none
 	Serves []Prefix       // what the node itself gives, whatever else is closed; nothing to the mode none
 }
 
@@ -83,6 +86,8 @@ func Compile(mode dsec.NetworkMode, rules []dsec.NetworkRule, g Ground) (Plan, e
 		for _, a := range g.Allow {
 			open = append(open, opening{Prefix{a, []Ports{everything}}, a.Bits()})
 		}
+	case dsec.NetworkMirror:
+		p.Mirrors = slices.Clone(dsec.Mirrors)
 	case dsec.NetworkAllow:
 		for i, r := range rules {
 			if err := p.rule(r, &open); err != nil {
@@ -94,6 +99,13 @@ func Compile(mode dsec.NetworkMode, rules []dsec.NetworkRule, g Ground) (Plan, e
 	}
 	if mode == "" || mode == dsec.NetworkNone {
 		g.Serves = nil
+	}
+	if len(p.Mirrors) > 0 {
+		if !g.Mirror.IsValid() {
+			return Plan{}, dsec.Errorf(dsec.Unsupported, op, "mirror", "this node has no mirror of packages")
+		}
+		p.Mirror = g.Mirror
+		g.Serves = append(slices.Clone(g.Serves), mirror(g.Mirror))
 	}
 	var err error
 	if p.Prefixes, err = prefixes(open, g); err == nil {
@@ -119,6 +131,13 @@ const nowhere = -1
 func (p *Plan) rule(r dsec.NetworkRule, open *[]opening) error {
 	if err := r.Validate(); err != nil {
 		return err
+	}
+	if r.Mirror != "" {
+		if !slices.Contains(p.Mirrors, r.Mirror) {
+			p.Mirrors = append(p.Mirrors, r.Mirror)
+			slices.Sort(p.Mirrors)
+		}
+		return nil
 	}
 	ports := ruleOpens(r)
 	if r.CIDR != "" {

@@ -81,6 +81,57 @@ func TestAWideRuleOpensNothingClosed(t *testing.T) {
 	}
 }
 
+// TestTheMirrorIsOpenedByModeAndByRule: its port at the gateway and its names, and
+// nothing else; where there is none, nobody is told that there is.
+func TestTheMirrorIsOpenedByModeAndByRule(t *testing.T) {
+	g, at := ground(), netip.MustParseAddr("10.213.0.1")
+	if _, err := Compile(dsec.NetworkMirror, nil, g); dsec.ClassOf(err) != dsec.Unsupported {
+		t.Errorf("without a mirror: %v", err)
+	}
+	g.Mirror, g.Serves = at, []Prefix{DNS(at)}
+	all, err := Compile(dsec.NetworkMirror, nil, g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	some := compiled(t, g, dsec.NetworkRule{Mirror: "pypi"}, dsec.NetworkRule{Mirror: "pypi"}, dsec.NetworkRule{Domain: "deb.debian.org"}, dsec.NetworkRule{Mirror: "debian"})
+	nothing := compiled(t, g, dsec.NetworkRule{Domain: "pypi.org"})
+	open, err := Compile(dsec.NetworkOpen, nil, g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		p     Plan
+		names string
+	}{"mirror-only": {all, "pypi npm go debian"}, "rules": {some, "pypi debian"}, "allow-list": {nothing, ""}, "open": {open, ""}} {
+		if got := c.p.Allows(at, tcp, 80); got != (c.names != "") || c.p.Allows(at, tcp, 81) || c.p.Allows(at, udp, 80) || c.p.Allows(at.Next(), tcp, 80) {
+			t.Errorf("%s: port 80 is open: %v", name, got)
+		}
+		if !c.p.Allows(at, udp, 53) {
+			t.Errorf("%s: no resolver", name)
+		}
+		for _, s := range dsec.Mirrors {
+			a, ok := c.p.MirrorAt(MirrorHost(s))
+			if want := slices.Contains(strings.Fields(c.names), s); ok != want || ok && a != at {
+				t.Errorf("%s: %s leads to %v", name, s, a)
+			}
+		}
+	}
+	if all.Allows(netip.MustParseAddr("1.1.1.1"), tcp, 443) || len(all.Opens("pypi.org")) > 0 {
+		t.Error("mirror-only opens what is outside")
+	}
+	for _, n := range []string{"mirror.dsec", "x.pypi.mirror.dsec", "evil.mirror.dsec", "pypi.mirror.dsec.example", ""} {
+		if _, ok := all.MirrorAt(n); ok {
+			t.Errorf("%q is the mirror's", n)
+		}
+	}
+	if _, ok := all.MirrorAt("deb.debian.org"); !ok {
+		t.Error("apt does not find the mirror")
+	}
+	if _, ok := some.MirrorAt("deb.debian.org"); ok {
+		t.Error("a name that a rule opens leads to the mirror")
+	}
+}
+
 func TestModes(t *testing.T) {
 	g := ground()
 	g.Allow = prefixList("10.9.0.0/16")

@@ -89,10 +89,15 @@ func (b *box) evidence(e dsec.Event) {
 	case dsec.EventRefused:
 		r.Kind = dsec.AuditNetwork
 		r.Count, _ = strconv.ParseInt(e.Fields["refused"], 10, 64) // so far
+		if p := e.Fields["program"]; p != "" {
+			r.Exe = "~" + p
+		}
 	case dsec.EventNetwork:
 		r.Kind, r.Detail = dsec.AuditPolicy, e.Detail+", generation "+e.Fields["generation"]
-	case eventPhase:
+	case dsec.EventPhase:
 		r.Kind, r.Phase, r.Detail = dsec.AuditPhase, e.Detail, ""
+	case dsec.EventRepercussion, dsec.EventGraded:
+		r.Kind, r.Detail = dsec.AuditNote, string(e.Type)+": "+e.Detail
 	case dsec.EventAdopted:
 		r.Kind, r.Detail = dsec.AuditNote, "the agent was away, and is back"
 	default:
@@ -100,9 +105,6 @@ func (b *box) evidence(e dsec.Event) {
 	}
 	b.n.cfg.Audit.Append(b.id, r)
 }
-
-// eventPhase tells that another phase is in force; Detail is its name.
-const eventPhase dsec.EventType = "phase"
 
 // forgetAudits removes the logs of sandboxes of which there is no record any more.
 func (n *Node) forgetAudits() error {

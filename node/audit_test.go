@@ -18,9 +18,9 @@ func TestEvidenceOutlivesTheSandbox(t *testing.T) {
 	defer store.Close()
 	w := newWorld(t, func(c *Config) { c.Audit = store })
 	sb := w.create(nil)
-	w.NetworkRefused(sb.ID, "tcp 203.0.113.7:443", 2, 5)
+	w.NetworkRefused(sb.ID, "tcp 203.0.113.7:443", "", 2, 5)
 	b := w.find(sb.ID)
-	b.emit(dsec.Event{Type: eventPhase, Detail: "grade"})
+	b.emit(dsec.Event{Type: dsec.EventPhase, Detail: "grade"})
 	store.Append(sb.ID, dsec.AuditRecord{Kind: dsec.AuditProcess, Exe: "/bin/sh"})
 	_, err = w.Delete(t.Context(), sb.ID, "")
 	if err != nil {

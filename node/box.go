@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/runtime"
 )
 
@@ -32,17 +33,19 @@ type box struct {
 	running    int // of execs
 	ends       int // of execs, ever
 	attached   int
-	active     time.Time // last activity
-	warned     time.Time // the deadline that was warned of
-	layerError time.Time // of the last event of that kind
-	blames     int       // changes of what it is blamed on
-	blamesIn   int       // how many of them are in the ledger
-	abandoned  time.Time // its creator left before it was ready, and nobody came since
-	retryAt    time.Time // of an intent that was not finished
-	exitBy     time.Time // found dead at the start: when to stop waiting for its Exit
-	gone       bool      // deleted: out of the maps
-	damageLook time.Time // when its disk was last looked at for damage
-	damaged    int       // paths of its system that were told to be gone
+	active     time.Time     // last activity
+	warned     time.Time     // the deadline that was warned of
+	layerError time.Time     // of the last event of that kind
+	blames     int           // changes of what it is blamed on
+	blamesIn   int           // how many of them are in the ledger
+	abandoned  time.Time     // its creator left before it was ready, and nobody came since
+	retryAt    time.Time     // of an intent that was not finished
+	exitBy     time.Time     // found dead at the start: when to stop waiting for its Exit
+	gone       bool          // deleted: out of the maps
+	orphan     bool          // of a grader that nobody waits for any more
+	config     *image.Config // of its layers, if not what they say; guarded by turn
+	damageLook time.Time     // when its disk was last looked at for damage
+	damaged    int           // paths of its system that were told to be gone
 }
 
 const ringEvents = 256
@@ -160,7 +163,7 @@ func (b *box) appliedLocked(change func(r *record), states []dsec.State) {
 		b.emitLocked(e)
 	}
 	_ = b.step(&b.rec, change, nil) // no state: cannot err
-	if b.rec.State == dsec.Running && b.rec.Intent == intentNone {
+	if b.rec.State == dsec.Running && b.rec.Intent == intentNone && (b.rec.Phase == nil || b.rec.Phase.Moving == "") {
 		b.retryAt = time.Time{}
 	}
 }

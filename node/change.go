@@ -83,6 +83,12 @@ func (n *Node) once(ctx context.Context, verb string, id dsec.SandboxID, callID 
 	if n.ctx.Err() != nil {
 		return "", dsec.E(dsec.Unavailable, verb, string(id), ErrClosed)
 	}
+	switch verb {
+	case "pause", "resume", "commit", "set_network":
+		if err := t.settled(verb); err != nil {
+			return "", err
+		}
+	}
 	return fn(t)
 }
 
@@ -264,6 +270,7 @@ func (n *Node) start(ctx context.Context, b *box, extra []op) (err error) {
 		err = b.move(func(r *record) {
 			r.Intent, r.Result, r.Started, r.Steps = intentNone, nil, r.Changed, steps
 			r.Starts = starts
+			r.settle()
 			if l := spec.Lifetimes.Lifetime; l > 0 {
 				r.Expires = r.Changed.Add(l)
 			}

@@ -91,7 +91,11 @@ func (n *Node) check(s *dsec.Spec) error {
 	if len(s.CallID) > maxCallID {
 		return dsec.Errorf(dsec.Invalid, "validate spec", "call_id", "%d bytes, at most %d", len(s.CallID), maxCallID)
 	}
-	if _, err := n.runtimeOf(s.Tier); err != nil {
+	rt, err := n.runtimeOf(s.Tier)
+	if err != nil {
+		return err
+	}
+	if err := checkPhases(s, rt); err != nil {
 		return err
 	}
 	mounts := make([]dsec.HostMount, len(s.Mounts)) // not the caller's
@@ -230,6 +234,9 @@ func (n *Node) admit(project string, s dsec.Spec, hash string, cancel context.Ca
 		return nil, dsec.Errorf(dsec.Unavailable, "admit sandbox", string(n.cfg.ID), "the node is draining")
 	}
 	n.cfg.fillSpec(&s)
+	if err := s.Validate(); err != nil { // limits of phases, against those it gets
+		return nil, err
+	}
 	id := dsec.NewSandboxID(n.cfg.ID)
 	if s.Hostname == "" {
 		s.Hostname = string(id)
@@ -237,7 +244,7 @@ func (n *Node) admit(project string, s dsec.Spec, hash string, cancel context.Ca
 	s.Hostname = dsec.ShortHostname(s.Hostname)
 	now := n.cfg.Clock().UTC()
 	b := n.newBox(record{ID: id, Project: project, Spec: s, State: dsec.Pending, Intent: intentCreate, Created: now, Changed: now,
-		Active: now, SpecHash: hash}, rt)
+		Active: now, SpecHash: hash, Phase: firstPhase(&s, now)}, rt)
 	b.cancel = cancel
 	b.turn <- struct{}{}
 	if err := n.takeName(project, s.Name, id); err != nil {
@@ -315,6 +322,9 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 				set, err = n.cfg.Store.For(b.rec.Project).Acquire(ctx, string(b.id), refsOf(spec))
 				if err != nil {
 					err = errors.Join(&buildError{err, false}, n.release(ctx, b))
+				}
+				if b.config != nil {
+					set.Config = *b.config
 				}
 				return err
 			},

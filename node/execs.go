@@ -22,6 +22,7 @@ type execution struct {
 	keptSize int64 // bytes of kept output, once ended
 
 	collected bool // its output was recorded before its end
+	phase     string
 }
 
 // tracked is a Process whose release the node notices.
@@ -57,16 +58,29 @@ func (b *box) track(p process.Process, adopted bool) process.Process {
 	if b.execs[id] != nil || b.gone {
 		return &tracked{p, b}
 	}
-	x := &execution{p: p}
+	x := &execution{p: p, phase: b.phaseName()}
 	if !b.n.spawn(func() { b.watch(x) }) {
 		return &tracked{p, b}
 	}
 	b.execs[id] = x
 	b.running++
 	if !adopted || !b.knownOutput(id, nil) { // else an agent before this one has told
-		b.emitLocked(dsec.Event{Type: dsec.EventExecStarted, Exec: id, Detail: commandLine(p.Spec().Argv)})
+		e := dsec.Event{Type: dsec.EventExecStarted, Exec: id, Detail: commandLine(p.Spec().Argv)}
+		if x.phase != "" {
+			e.Fields = map[string]string{"phase": x.phase}
+		}
+		b.emitLocked(e)
 	}
 	return &tracked{p, b}
+}
+
+// phaseName is the phase in which a command that begins now does; none outlives
+// it. b.mu is held.
+func (b *box) phaseName() string {
+	if b.rec.Phase == nil {
+		return ""
+	}
+	return b.rec.Phase.Name
 }
 
 // mainExec is the id that a runtime gives to the main process.
@@ -112,6 +126,7 @@ func (b *box) watch(x *execution) {
 		}
 	}
 	o := b.outputOf(b.n.ctx, x.p, res)
+	o.Phase = x.phase
 	b.n.cfg.Metrics.execs.WithLabelValues(string(res.Status)).Inc()
 	b.mu.Lock()
 	b.ends++
@@ -216,6 +231,7 @@ func (n *Node) collect(ctx context.Context, b *box) {
 	b.mu.Unlock()
 	for _, x := range open {
 		o := b.outputOf(ctx, x.p, process.Result{Status: process.Killed})
+		o.Phase = x.phase
 		b.mu.Lock()
 		if !x.ended {
 			x.collected = true

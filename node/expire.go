@@ -130,6 +130,11 @@ func (b *box) dueLive(now time.Time) func() error {
 			return n.delete(n.ctx, b, dsec.NewResult(dsec.CauseCancelled, "create", dsec.InducedBySelf, "its creator went away and nobody asked for it"), nil)
 		}
 	}
+	if b.orphan {
+		return func() error {
+			return n.delete(n.ctx, b, dsec.NewResult(dsec.CauseCancelled, "run", dsec.InducedByPlatform, "nobody waits for its grader"), nil)
+		}
+	}
 	busy := b.attached > 0 || b.running > 0 && b.rec.State == dsec.Running || len(b.rec.Spec.Command) > 0 && b.rec.State == dsec.Running
 	if busy {
 		b.active = now
@@ -146,6 +151,9 @@ func (b *box) dueLive(now time.Time) func() error {
 	if !now.Before(end.Add(-min(warnMost, whole/4))) && !b.warned.Equal(end) {
 		b.warned = end
 		b.emitLocked(dsec.Event{Type: dsec.EventExpiryWarning, Detail: fmt.Sprintf("%s time ends at %s", which, end.UTC().Format(time.RFC3339))})
+	}
+	if p := b.rec.Phase; p != nil && p.Moving != "" && !now.Before(b.retryAt) {
+		return func() error { return n.finishPhase(n.ctx, b, nil) }
 	}
 	return nil
 }

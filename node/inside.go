@@ -18,6 +18,9 @@ func (n *Node) reach(ctx context.Context, what string, id dsec.SandboxID) (*box,
 	if b == nil {
 		return nil, n.goneError(what, id)
 	}
+	if err := b.settled(what); err != nil && b.state().Live() {
+		return nil, err
+	}
 	switch state := b.state(); state {
 	case dsec.Running:
 		b.touch()
@@ -82,6 +85,9 @@ func (n *Node) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (pro
 	e, ok := b.rt.(runtime.Execer)
 	if !ok {
 		return nil, b.unsupported("exec")
+	}
+	if s.Service && b.phase() == nil {
+		return nil, dsec.Errorf(dsec.IllegalState, "exec", string(id), "a service is of a sandbox with phases, and it was made without")
 	}
 	if s.ID == "" {
 		s.ID = dsec.Random(16)

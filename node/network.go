@@ -3,19 +3,31 @@ package node
 import (
 	"context"
 	"strconv"
+	"strings"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/runtime"
 )
 
-// NetworkRefused tells that the policy of a sandbox has refused a packet, and how
-// many so far.
-func (n *Node) NetworkRefused(id dsec.SandboxID, what string, generation uint64, refused int64) {
+// NetworkRefused tells that the policy of a sandbox has refused a packet, or a
+// connection, and how many so far. program is who tried, "" if that is not known.
+func (n *Node) NetworkRefused(id dsec.SandboxID, what, program string, generation uint64, refused int64) {
 	b := n.find(id)
 	if b == nil {
 		return
 	}
-	b.emit(dsec.Event{Type: dsec.EventRefused, Detail: what, Fields: map[string]string{"generation": strconv.FormatUint(generation, 10), "refused": strconv.FormatInt(refused, 10)}})
+	e := dsec.Event{Type: dsec.EventRefused, Detail: what, Fields: map[string]string{"generation": strconv.FormatUint(generation, 10), "refused": strconv.FormatInt(refused, 10)}}
+	if program != "" {
+		e.Fields["program"] = strings.ToValidUTF8(program, "?")
+	}
+	b.emit(e)
+}
+
+// keepCutoff: what the mirror hides from a sandbox is of its task, and stays so.
+func (t *turn) keepCutoff(p dsec.NetworkPolicy) dsec.NetworkPolicy {
+	spec := t.sandbox().Spec
+	p.Cutoff, p.MirrorDeny = spec.Cutoff, spec.MirrorDeny
+	return p
 }
 
 // SetNetwork implements Service. The policy is in force before it is written down:
@@ -36,6 +48,7 @@ func (n *Node) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Network
 		if s := t.state(); s != dsec.Running && s != dsec.Paused {
 			return "", t.illegal(op)
 		}
+		p := t.keepCutoff(p)
 		generation, err := r.SetNetwork(ctx, id, p)
 		if err != nil {
 			return "", err
@@ -51,4 +64,19 @@ func (n *Node) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Network
 		return Sandbox{}, err
 	}
 	return n.Get(ctx, id)
+}
+
+// Egress implements Service.
+func (n *Node) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
+	const op = "read egress of sandbox"
+	b := n.find(id)
+	if b == nil {
+		return dsec.Egress{}, n.goneError(op, id)
+	}
+	r, ok := b.rt.(runtime.Networker)
+	if !ok {
+		return dsec.Egress{}, dsec.Errorf(dsec.Unsupported, op, string(id), "the tier %s cannot", b.rt.Tier())
+	}
+	e, err := r.Egress(ctx, id)
+	return e, b.explain(op, err)
 }

@@ -30,6 +30,7 @@ type Node struct {
 	boxes     map[dsec.SandboxID]*box
 	names     map[string]dsec.SandboxID // project, name → live sandbox
 	creations map[string]*creation      // by call key
+	gradings  map[string]*grading       // by call key
 	draining  bool
 	pruned    time.Time
 }
@@ -52,7 +53,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n := &Node{cfg: cfg, ledger: l, budget: &budget{lim: cfg.Budgets}, starts: newStarts(cfg.StartLimit, cfg.StartQueue),
 		subs: &subscriptions{metrics: cfg.Metrics, all: map[*subscriber]struct{}{}}, work: make(chan struct{}, ownWork), packs: newPacks(),
-		boxes: map[dsec.SandboxID]*box{}, names: map[string]dsec.SandboxID{}, creations: map[string]*creation{}}
+		boxes: map[dsec.SandboxID]*box{}, names: map[string]dsec.SandboxID{}, creations: map[string]*creation{}, gradings: map[string]*grading{}}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	if err := n.recover(n.ctx); err != nil {
 		n.cancel(ErrClosed)
@@ -219,6 +220,7 @@ type Record struct {
 // Output is the end of what an ended command wrote.
 type Output struct {
 	Exec, Argv, Status string
+	Phase              string // that it began in; "": there were none
 	Code               int
 	OOM                bool
 	Started            time.Time
@@ -248,7 +250,7 @@ func (n *Node) Record(ctx context.Context, id dsec.SandboxID) (Record, error) {
 	out := Record{Sandbox: r.sandbox(), Events: r.Events}
 	for _, o := range r.Outputs {
 		out.Outputs = append(out.Outputs, Output{Exec: o.Exec, Argv: o.Argv, Status: o.Status, Code: o.Code, OOM: o.OOM, Started: o.Started,
-			Wall: time.Duration(o.Wall * float64(time.Second)), Stdout: o.Stdout, Stderr: o.Stderr, Total: o.Total})
+			Wall: time.Duration(o.Wall * float64(time.Second)), Stdout: o.Stdout, Stderr: o.Stderr, Total: o.Total, Phase: o.Phase})
 	}
 	return out, nil
 }

@@ -56,6 +56,10 @@ type record struct {
 	Blame    *dsec.Blame    `json:"blame,omitempty"`
 
 	Network *dsec.NetworkState `json:"network,omitempty"` // in force since it was changed
+	Phase   *dsec.PhaseState   `json:"phase,omitempty"`   // in force; nil: it has none
+
+	Grades   []dsec.GradeResult `json:"grades,omitempty"`    // the last ones
+	GraderOf dsec.SandboxID     `json:"grader_of,omitempty"` // it is the sandbox of a grader
 }
 
 // output is what is left of a command.
@@ -72,6 +76,7 @@ type output struct {
 	Total   int64     `json:"total"` // bytes written to both
 
 	Blame dsec.Cause `json:"blame,omitempty"` // as of process.Result
+	Phase string     `json:"phase,omitempty"` // that it began in
 }
 
 // write is encode of what a decoder will read: a record that is too large must
@@ -136,7 +141,7 @@ func decodeValue(what string, version byte, b []byte, into any) error {
 // sandbox is the record as the service tells it.
 func (r *record) sandbox() Sandbox {
 	s := Sandbox{ID: r.ID, Project: r.Project, Spec: r.Spec, State: r.State, Digests: slices.Clone(r.Digests), Created: r.Created,
-		Changed: r.Changed, Expires: r.Expires, Starts: r.Starts, Steps: slices.Clone(r.Steps), Network: r.Network}
+		Changed: r.Changed, Expires: r.Expires, Starts: r.Starts, Steps: slices.Clone(r.Steps), Network: r.Network, Phase: r.Phase, Grades: slices.Clone(r.Grades)}
 	if r.Result != nil {
 		res := *r.Result
 		s.Result = &res

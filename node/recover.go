@@ -60,6 +60,7 @@ func (n *Node) recoverOne(ctx context.Context, r *record, found map[dsec.Sandbox
 		return dsec.E(dsec.Unavailable, "adopt sandbox", string(r.ID), err)
 	}
 	b := n.newBox(*r, rt)
+	b.orphan = r.GraderOf != ""
 	n.mu.Lock()
 	n.boxes[r.ID] = b
 	n.mu.Unlock()
@@ -79,7 +80,10 @@ func (n *Node) recoverOne(ctx context.Context, r *record, found map[dsec.Sandbox
 	case dsec.Starting:
 		if known && status.Running {
 			starts := r.Starts + 1
-			if err := b.move(func(r *record) { r.Intent, r.Result, r.Started, r.Starts = intentNone, nil, r.Changed, starts }, nil, dsec.Running); err != nil {
+			if err := b.move(func(r *record) {
+				r.Intent, r.Result, r.Started, r.Starts = intentNone, nil, r.Changed, starts
+				r.settle()
+			}, nil, dsec.Running); err != nil {
 				return err
 			}
 			return n.adopt(ctx, b, status, known)

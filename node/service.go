@@ -50,6 +50,8 @@ type Sandbox struct {
 	Kept    *Kept              // its disk, packed because it failed; nil: it is not
 	Blame   *dsec.Blame        // what it is blamed on; nil: nothing
 	Network *dsec.NetworkState // nil: as in its spec, never changed
+	Phase   *dsec.PhaseState   // nil: it has none
+	Grades  []dsec.GradeResult // the last ones, oldest first
 }
 
 // Kept says where the disk of a failed sandbox is.
@@ -78,11 +80,24 @@ type Load struct {
 	Draining       bool
 }
 
-// Confiner changes what a sandbox may do.
+// Confiner changes what a sandbox may do, and says what it did.
 type Confiner interface {
 	// SetNetwork changes what a running or paused sandbox may reach. When it returns,
 	// what the policy does not open is closed, and connections there are dead.
 	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, callID string) (Sandbox, error)
+	// Egress is what one that lives has reached, and what it was refused.
+	Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error)
+	// SetPhase moves a running or paused sandbox to another of its phases, and has it
+	// running. An error after the move has begun leaves it paused and moving: the same
+	// call goes on with it, and nothing but Stop and Delete does anything else.
+	SetPhase(ctx context.Context, id dsec.SandboxID, name, callID string) (Sandbox, error)
+}
+
+// Grader grades what was done in a sandbox.
+type Grader interface {
+	// Grade runs a grader, in a fresh sandbox unless the spec says otherwise, and
+	// reads its reward. A result says what was found, an error that nothing was.
+	Grade(ctx context.Context, id dsec.SandboxID, s dsec.GradeSpec, callID string) (dsec.GradeResult, error)
 }
 
 // Service is what the node offers to the gateway, before any wire. Errors are
@@ -103,6 +118,7 @@ type Service interface {
 	// Commit makes a layer of what was changed in the sandbox, which may run and
 	// goes on, and gives it the tag, if there is one, and the tag to its project.
 	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scrub dsec.Scrub, callID string) (dsec.Packed, error)
+	Grader
 }
 
 // Inside is what reaches into a sandbox. Exec and Dial resume a paused sandbox

@@ -57,6 +57,7 @@ type Spec struct {
 	Tail    int64             // kept bytes from the end, per stream; 0: 1 MiB
 	OnLimit OnLimit           // "" is Truncate
 	Main    bool              // its end is the sandbox's end
+	Service bool              // started in the first phase of a sandbox, it outlives that, as a user that is nobody else
 }
 
 // Status says what ended a command.

@@ -34,6 +34,9 @@ func (s *Spec) Validate() error {
 	if err := s.validateTexts(bad); err != nil {
 		return err
 	}
+	if s.Service && (s.User != "" || s.PTY != nil) {
+		return bad("service", "it has a user of its own, and no terminal")
+	}
 	switch s.OnLimit {
 	case "", Truncate, Kill:
 	default:

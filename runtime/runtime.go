@@ -27,7 +27,7 @@
 // # Abilities
 //
 // What a tier can do beyond that are interfaces of a method or two: Execer, Filer,
-// Pauser, Resumer, Dialer, Packer. A caller asks with a type assertion
+// Pauser, Resumer, Dialer, Packer, Networker, Phaser. A caller asks with a type assertion
 // and reports Unsupported with the tier's name if it fails. Nothing in this
 // package mentions a pid, a descriptor or a host path of a running sandbox:
 // above the runtime nobody may assume a shared kernel.
@@ -153,12 +153,35 @@ type Dialer interface {
 	Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error)
 }
 
-// Networker changes what a running sandbox may reach.
+// Networker changes what a running sandbox may reach, and says what it has.
 type Networker interface {
 	// SetNetwork puts a policy in force. When it returns, what that does not open
 	// is closed, and connections there are dead; it stays in force for later starts,
 	// too. IllegalState for one that was made without a network.
 	SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) (generation uint64, err error)
+	// Egress is what one has reached, and what it was refused, since its network
+	// began. One without a network has reached nothing.
+	Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error)
+}
+
+// Moved is what a move from a phase to another did.
+type Moved struct {
+	Killed  int    // processes that were ended
+	Network uint64 // generation of the policy that is in force; 0: it was left as it was
+}
+
+// Phaser moves sandboxes from one phase of their spec to another.
+type Phaser interface {
+	// SetPhase kills every process of a running sandbox and puts the named phase in
+	// force. No process runs between the two, and what
+	// is started after it has the rights of the phase. It stays in force for later
+	// starts. An error after the killing has begun leaves the sandbox frozen, which
+	// List tells, with nothing running and nothing to be started in it, until the same
+	// move is asked for again or it is stopped; so does a crash in the middle.
+	SetPhase(ctx context.Context, id dsec.SandboxID, name string) (Moved, error)
+	// CanPhase says why the phases of a spec cannot be had here, as an Unsupported
+	// error.
+	CanPhase(s dsec.Spec) error
 }
 
 // DiskWatcher knows how the disks of its sandboxes are.

@@ -4,6 +4,7 @@
 # after the other, because leak checks look at the whole machine.
 set -euo pipefail
 what=${1:-all}
+export GOFLAGS=-trimpath # as make has it, so that nothing is compiled twice
 timeout=20m
 [ -n "${DSEC_LONG:-}" ] && timeout=3h
 
@@ -15,7 +16,7 @@ run_go() {
   slow=github.com/opendsec/dsec/layer/ondemand/ondemandtest
   if [ -n "${DSEC_LONG:-}" ]; then slow=; fi
   go list ./... | grep -vx "${slow:-none}" | xargs go test -race -count=1 -p 1 -timeout "$timeout"
-  if [ -n "$slow" ]; then go test -count=1 -timeout "$timeout" "$slow"; fi
+  if [ -n "$slow" ]; then CGO_ENABLED=0 go test -count=1 -timeout "$timeout" "$slow"; fi
   if [ -n "${DSEC_LONG:-}" ]; then
     scripts/fuzz.sh 60s
     run_vm

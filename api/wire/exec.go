@@ -9,7 +9,7 @@ import (
 // ExecSpec for the wire; the id travels as call_id.
 func ExecSpec(s process.Spec) *dsecv1.ExecSpec {
 	p := &dsecv1.ExecSpec{Argv: s.Argv, Env: s.Env, Cwd: s.Cwd, User: s.User, Stdin: s.Stdin,
-		Timeout: seconds(s.Timeout), Head: s.Head, Tail: s.Tail, OnLimit: string(s.OnLimit)}
+		Timeout: seconds(s.Timeout), Head: s.Head, Tail: s.Tail, OnLimit: string(s.OnLimit), Service: s.Service}
 	if s.PTY != nil {
 		p.Pty = Size(*s.PTY)
 	}
@@ -23,7 +23,7 @@ func ExecSpecFrom(id string, p *dsecv1.ExecSpec) (process.Spec, error) {
 	}
 	s := process.Spec{ID: id, Argv: p.GetArgv(), Env: p.GetEnv(), Cwd: p.GetCwd(), User: p.GetUser(),
 		Stdin: p.GetStdin(), Timeout: duration(p.GetTimeout()), Head: p.GetHead(), Tail: p.GetTail(),
-		OnLimit: process.OnLimit(p.GetOnLimit())}
+		OnLimit: process.OnLimit(p.GetOnLimit()), Service: p.GetService()}
 	if id != "" && !ExecID(id) {
 		return bad("call_id", "%s, want 1 to 64 of A-Z a-z 0-9 _ .", dsec.Quote(id))
 	}

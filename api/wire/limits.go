@@ -43,7 +43,10 @@ var lengths = map[protoreflect.FullName]int{
 	"dsec.v1.MkdirRequest.path": dsec.MaxPathBytes, "dsec.v1.RemoveFileRequest.path": dsec.MaxPathBytes,
 	"dsec.v1.MoveRequest.from": dsec.MaxPathBytes, "dsec.v1.MoveRequest.to": dsec.MaxPathBytes,
 	"dsec.v1.SetAttrRequest.path": dsec.MaxPathBytes, "dsec.v1.WatchRequest.path": dsec.MaxPathBytes,
-	"dsec.v1.Scrub.patterns": dsec.MaxPathBytes,
+	"dsec.v1.Scrub.patterns":       dsec.MaxPathBytes,
+	"dsec.v1.GradeRequest.command": dsec.MaxGradeWord, "dsec.v1.GradeRequest.paths": dsec.MaxPathBytes, "dsec.v1.GradeRequest.verify": dsec.MaxPathBytes,
+	"dsec.v1.GradeRequest.exclude": dsec.MaxPathBytes, "dsec.v1.GradeRequest.workdir": dsec.MaxPathBytes,
+	"dsec.v1.GradeFile.path": dsec.MaxPathBytes, "dsec.v1.GradeFile.data": dsec.MaxGradeFiles,
 }
 
 // Counts of lists that may be longer than is usual.
@@ -51,6 +54,7 @@ var counts = map[protoreflect.FullName]int{
 	"dsec.v1.CreateManyRequest.specs": 10_000,
 	"dsec.v1.EventFilter.sandboxes":   10_000,
 	"dsec.v1.Scrub.patterns":          dsec.MaxScrubPatterns, "dsec.v1.Scrub.answers": dsec.MaxScrubAnswers,
+	"dsec.v1.GradeRequest.command": 1024, "dsec.v1.GradeRequest.env": 256, "dsec.v1.GradeRequest.exclude": dsec.MaxScrubPatterns,
 	"dsec.v1.SubscribeRequest.execs": 1000, "dsec.v1.UnsubscribeRequest.execs": 10_000, "dsec.v1.AckRequest.acks": 10_000,
 	"dsec.v1.MuxCall.subscribe": 1000, "dsec.v1.MuxCall.unsubscribe": 10_000, "dsec.v1.MuxCall.acks": 10_000,
 }

@@ -13,15 +13,15 @@ func Spec(s dsec.Spec) *dsecv1.Spec {
 		Name: s.Name, Tier: string(s.Tier), Image: string(s.Image), Command: s.Command, Env: s.Env, User: s.User,
 		Workdir: s.Workdir, Hostname: s.Hostname, Network: string(s.Network), Profile: s.Profile,
 		NoNewPrivs: s.NoNewPrivs, Oom: string(s.OOM), Labels: s.Labels, Watch: s.Watch, CallId: s.CallID, RolloutKey: s.RolloutKey,
-		Limits: &dsecv1.Limits{Cpu: s.Limits.CPU, CpuWeight: int32(s.Limits.CPUWeight), Memory: s.Limits.Memory,
-			Pids: s.Limits.Pids, Disk: s.Limits.Disk, Output: s.Limits.Output},
+		Limits: limits(s.Limits),
 		Lifetimes: &dsecv1.Lifetimes{Idle: seconds(s.Lifetimes.Idle), Lifetime: seconds(s.Lifetimes.Lifetime),
 			Retention: seconds(s.Lifetimes.Retention), KeepFailed: seconds(s.Lifetimes.KeepFailed)},
 	}
 	for _, l := range s.Layers {
 		p.Layers = append(p.Layers, string(l))
 	}
-	p.Allow = rules(s.Allow)
+	p.Phases = phases(s.Phases)
+	p.Allow, p.Cutoff, p.MirrorDeny = rules(s.Allow), stamp(s.Cutoff), s.MirrorDeny
 	for _, m := range s.Mounts {
 		p.Mounts = append(p.Mounts, &dsecv1.HostMount{Source: m.Source, Target: m.Target})
 	}
@@ -39,15 +39,15 @@ func SpecFrom(p *dsecv1.Spec) dsec.Spec {
 	if s.Tier == "" {
 		s.Tier = dsec.TierContainer
 	}
-	l, t := p.GetLimits(), p.GetLifetimes()
-	s.Limits = dsec.Limits{CPU: l.GetCpu(), CPUWeight: int(l.GetCpuWeight()), Memory: l.GetMemory(),
-		Pids: l.GetPids(), Disk: l.GetDisk(), Output: l.GetOutput()}
+	t := p.GetLifetimes()
+	s.Limits = limitsFrom(p.GetLimits())
 	s.Lifetimes = dsec.Lifetimes{Idle: duration(t.GetIdle()), Lifetime: duration(t.GetLifetime()),
 		Retention: duration(t.GetRetention()), KeepFailed: duration(t.GetKeepFailed())}
 	for _, l := range p.GetLayers() {
 		s.Layers = append(s.Layers, dsec.LayerRef(l))
 	}
-	s.Allow = rulesFrom(p.GetAllow())
+	s.Phases = phasesFrom(p.GetPhases())
+	s.Allow, s.Cutoff, s.MirrorDeny = rulesFrom(p.GetAllow()), instant(p.GetCutoff()), p.GetMirrorDeny()
 	for _, m := range p.GetMounts() {
 		s.Mounts = append(s.Mounts, dsec.HostMount{Source: m.GetSource(), Target: m.GetTarget()})
 	}
@@ -155,4 +155,12 @@ func Timeout(s float64, def, most time.Duration) time.Duration {
 		return def
 	}
 	return min(d, most)
+}
+
+func limits(l dsec.Limits) *dsecv1.Limits {
+	return &dsecv1.Limits{Cpu: l.CPU, CpuWeight: int32(l.CPUWeight), Memory: l.Memory, Pids: l.Pids, Disk: l.Disk, Output: l.Output, Bandwidth: l.Bandwidth}
+}
+
+func limitsFrom(p *dsecv1.Limits) dsec.Limits {
+	return dsec.Limits{CPU: p.GetCpu(), CPUWeight: int(p.GetCpuWeight()), Memory: p.GetMemory(), Pids: p.GetPids(), Disk: p.GetDisk(), Output: p.GetOutput(), Bandwidth: p.GetBandwidth()}
 }

@@ -81,9 +81,21 @@ func TestSpecComesBack(t *testing.T) {
 		Limits:    dsec.Limits{CPU: 1.5, CPUWeight: 7, Memory: 1 << 40, Pids: 9, Disk: 8, Output: 3},
 		Lifetimes: dsec.Lifetimes{Idle: 1500 * time.Millisecond, Lifetime: time.Hour, Retention: 3}, Profile: "debug", NoNewPrivs: true,
 		OOM: dsec.OOMSandbox, Mounts: []dsec.HostMount{{Source: "/a", Target: "/b"}}, Labels: map[string]string{"l": "m"},
-		CallID: "c", RolloutKey: "r"}
+		CallID: "c", RolloutKey: "r", Phases: []dsec.Phase{{Name: "a"}, {Name: "b", Users: []string{"u"}, User: "u", DropCapabilities: []string{"all"},
+			Network: &dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: []dsec.NetworkRule{{Domain: "d"}}}, NoNewPrivs: true, Writable: []string{"/w"},
+			Executables: []string{"/e"}, Hide: []string{"/h"}, Reveal: []string{"/r"}, ReadOnly: []string{"/o"}, EndServices: true,
+			Limits: dsec.PhaseLimits{CPU: 0.5, Memory: 4, Pids: 5}, Back: []string{"a"}}},
+		Allow:  []dsec.NetworkRule{{Mirror: "pypi"}, {CIDR: "1.2.3.4", Protocol: "udp", Ports: []string{"53"}}},
+		Cutoff: time.Date(2025, 1, 31, 12, 0, 0, 5, time.UTC), MirrorDeny: []string{"pypi:requests"}}
 	if got := SpecFrom(Spec(s)); !reflect.DeepEqual(got, s) {
 		t.Fatalf("%+v\n%+v", got, s)
+	}
+}
+
+func TestAPhaseComesBack(t *testing.T) {
+	p := &dsec.PhaseState{Name: "a", Generation: 2, Since: time.Unix(3, 4).UTC(), Moving: "b"}
+	if got := PhaseFrom(Phase(p)); !reflect.DeepEqual(got, p) || PhaseFrom(Phase(nil)) != nil {
+		t.Fatalf("%+v", got)
 	}
 }
 

@@ -34,7 +34,9 @@ func TestMain(m *testing.M) {
 func gatewayEnv(t *testing.T) (socket string) {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), "testserver")
-	if out, err := exec.Command("go", "build", "-o", bin, "../../sdk/python/testserver").CombinedOutput(); err != nil {
+	build := exec.Command("go", "build", "-o", bin, "../../sdk/python/testserver")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build test server: %v\n%s", err, out)
 	}
 	cmd := exec.Command(bin)

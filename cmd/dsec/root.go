@@ -15,7 +15,7 @@ import (
 
 // verbs of the machine; those of users are in package user.
 var verbs = []func() *cobra.Command{
-	daemon.Up, daemon.Down, daemon.Doctor, daemon.Bench, daemon.Gateway, daemon.Loader, daemon.Node,
+	daemon.Up, daemon.Down, daemon.Doctor, daemon.Bench, daemon.Gateway, daemon.Loader, daemon.Packages, daemon.Egress, daemon.Node,
 }
 
 func newRoot() *cobra.Command {
@@ -101,7 +101,7 @@ func finish(err error) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(os.Stderr, "dsec:", err)
+	fmt.Fprintln(os.Stderr, "dsec:", user.ErrorText(err))
 	if advice := user.Advice(err); advice != "" {
 		fmt.Fprintln(os.Stderr, "dsec:", advice)
 	}

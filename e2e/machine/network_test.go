@@ -1,6 +1,8 @@
 package machine
 
 import (
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +23,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	closed := func(when string) {
 		t.Helper()
 		out, _ := h.sh(id, refused)
-		if !strings.Contains(out, "refused") || !strings.Contains(out, "NXDOMAIN") {
+		if !strings.Contains(out, "not permitted") || !strings.Contains(out, "NXDOMAIN") {
 			t.Errorf("%s: %q", when, out)
 		}
 	}
@@ -32,7 +34,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range past {
-			if e.Type == dsec.EventRefused && e.Detail == "tcp 192.0.2.1:80" && e.Fields["generation"] == "1" && e.Fields["refused"] != "" {
+			if e.Type == dsec.EventRefused && e.Detail == "tcp 192.0.2.1:80" && e.Fields["generation"] == "1" && e.Fields["refused"] != "" && e.Fields["program"] == "nc" {
 				return true
 			}
 		}
@@ -44,16 +46,26 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 		t.Fatalf("%+v, %v", sb.Network, err)
 	}
 	closed("with other rules")
+	looker := h.Child("egress")
+	powerless(t, looker)
 	h.Kill("node")
 	eventually(t, "the next agent answers", func() bool { _, err := h.Get(t.Context(), id); return err == nil })
 	closed("with another agent")
-	if out := h.cli("network", string(id)); out != "allow-list, generation 2\n  198.51.100.7,443\n  good.example\n" {
+	if now := h.Child("egress"); now != looker {
+		t.Errorf("who looks at names was process %d, is %d", looker, now)
+	}
+	h.Kill("egress")
+	if _, err := h.SetNetwork(t.Context(), id, dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: rules}); err != nil {
+		t.Errorf("with another process that looks at names: %v", err)
+	}
+	powerless(t, h.Child("egress"))
+	if out := h.cli("network", string(id)); !strings.HasPrefix(out, "allow-list, generation 3\n  198.51.100.7,443\n  good.example\npackets: ") {
 		t.Errorf("dsec network: %q", out)
 	}
-	if out := h.cli("network", string(id), "none"); out != "none, generation 3\n" {
+	if out := h.cli("network", string(id), "none"); out != "none, generation 4\n" {
 		t.Errorf("dsec network none: %q", out)
 	}
-	if out, _ := h.sh(id, "echo | nc -w 3 192.0.2.1 80 2>&1"); !strings.Contains(out, "refused") {
+	if out, _ := h.sh(id, "echo | nc -w 3 192.0.2.1 80 2>&1"); !strings.Contains(out, "not permitted") {
 		t.Errorf("with the mode none: %q", out)
 	}
 	if _, err := h.SetNetwork(t.Context(), id, dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: []dsec.NetworkRule{{CIDR: "2001:db8::1"}}}); dsec.ClassOf(err) != dsec.Unsupported {
@@ -62,5 +74,27 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	none := h.create(nil)
 	if _, err := h.SetNetwork(t.Context(), none, dsec.NetworkPolicy{Mode: dsec.NetworkOpen}); dsec.ClassOf(err) != dsec.IllegalState {
 		t.Errorf("a sandbox without a network: %v", err)
+	}
+}
+
+// powerless checks that a process has its own uid, no capability, and not the
+// network of the machine.
+func powerless(t *testing.T, pid int) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Uid:\t61442\t61442\t61442\t61442\n", "CapInh:\t0000000000000000\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n", "CapAmb:\t0000000000000000\n", "NoNewPrivs:\t1\n"} {
+		if !strings.Contains(string(status), want) {
+			t.Errorf("process %d has no %q:\n%s", pid, want, status)
+		}
+	}
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own, _ := os.Readlink("/proc/self/ns/net"); own == theirs {
+		t.Errorf("process %d is in the network of the machine", pid)
 	}
 }

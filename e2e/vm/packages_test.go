@@ -94,3 +94,32 @@ func TestE26_LayersOnDemand(t *testing.T) {
 		}
 	}
 }
+
+// AppArmor, which the machines of the tests do not have: the profiles are
+// loaded by the real parser and hold with no other wall beside them.
+const securityfs = `mount -t securityfs securityfs /sys/kernel/security`
+
+var apparmorFiles = map[string]string{"/etc/apparmor.d/abi/3.0": "/etc/apparmor.d/abi/3.0"}
+
+func TestAppArmor(t *testing.T) {
+	ok := inGuest(t, "github.com/opendsec/dsec/internal/apparmor", securityfs, Job{Files: apparmorFiles, Tools: []string{"apparmor_parser"},
+		Append: "apparmor=1 security=apparmor"}, "-test.bench", "Load", "-test.benchtime", "50x")
+	for _, name := range []string{"TestProfilesAreEnforcedWithoutAnyOtherWall", "TestRemovedProfilesAreGoneAndMissingOnesAreRefused"} {
+		if !ok[name] {
+			t.Errorf("%s did not run", name)
+		}
+	}
+}
+
+// The container tier with an AppArmor profile on every command.
+func TestContainerTierUnderAppArmor(t *testing.T) {
+	ok := inGuest(t, "github.com/opendsec/dsec/runtime/container", quotaDisk+"\n"+securityfs, Job{Disk: 16 << 30, Memory: 4096,
+		Files: apparmorFiles, Append: "apparmor=1 security=apparmor",
+		Tools:   []string{"mkfs.btrfs", "mkfs.ext4", "mkfs.erofs", "apparmor_parser"},
+		Modules: []string{"erofs", "overlay", "loop", "ext4", "quota_v2", "btrfs", "veth", "fuse"}}, "-test.run", "'Conformance|AppArmor|CreateExecDestroy|Terminal|Device'")
+	for _, name := range []string{"TestAppArmorHoldsWithoutSeccomp", "TestConformance"} {
+		if !ok[name] {
+			t.Errorf("%s did not pass", name)
+		}
+	}
+}

@@ -31,6 +31,7 @@ type Job struct {
 	Modules []string          // loaded before the script, with what they need
 	Memory  int               // MiB; 0: 2048
 	Disk    int64             // bytes of /dev/vda; 0: 1 GiB
+	Append  string            // to the kernel's command line
 }
 
 // Result is how it went.
@@ -67,7 +68,7 @@ func (k Kernel) Run(ctx context.Context, j Job) (Result, error) {
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2",
 		"-m", strconv.Itoa(or(j.Memory, 2048)), "-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none",
 		"-kernel", k.Image, "-initrd", initrd,
-		"-append", "console=ttyS0 panic=-1 cgroup_no_v1=all loglevel=5 random.trust_cpu=on",
+		"-append", "console=ttyS0 panic=-1 cgroup_no_v1=all loglevel=5 random.trust_cpu=on "+j.Append,
 		"-drive", "file="+disk+",format=raw,if=virtio,cache=unsafe,discard=unmap",
 		"-serial", "file:"+console, "-serial", "file:"+output)
 	// The guest ends with this process; for the kernel that is the thread that started it.

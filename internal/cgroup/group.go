@@ -2,11 +2,15 @@ package cgroup
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/within"
 )
 
 // Group is one sandbox's.
@@ -179,3 +183,64 @@ func (r *Root) handles(path string, g *Group) (*Handles, error) {
 	}
 	return h, nil
 }
+
+// KillChildren sends SIGKILL to every process of every child but those to keep, frozen
+// ones too, until none is left in any. What lives in the group itself is not touched.
+func (g *Group) KillChildren(ctx context.Context, keep func(name string) bool) error {
+	return g.wrap("kill children of control group", g.killChildren(ctx, keep))
+}
+
+func (g *Group) killChildren(ctx context.Context, keep func(name string) bool) error {
+	for wait := 50 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) { // who started a command removes its group, and then there is no event
+		names, err := g.Children()
+		if err != nil {
+			return err
+		}
+		alive := false
+		for _, n := range names {
+			if keep(n) {
+				continue
+			}
+			c := g.child(n)
+			there, err := c.event("populated")
+			if gone(err) || err == nil && there == 0 {
+				continue
+			}
+			alive = true
+			if err == nil {
+				err = c.kill()
+			}
+			if err != nil && !gone(err) {
+				return err
+			}
+		}
+		if !alive {
+			return nil
+		}
+		if err := within.Sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+func (g *Group) child(name string) *member {
+	return &member{root: g.root, group: g, name: name, path: g.name + "/" + name}
+}
+
+// InChildren counts the processes of all children but those to leave out.
+func (g *Group) InChildren(without func(name string) bool) (n int, err error) {
+	names, err := g.Children()
+	for _, c := range names {
+		if without(c) {
+			continue
+		}
+		text, err := g.root.unified.read(g.child(c).path + "/cgroup.procs")
+		if err != nil && !gone(err) {
+			return n, g.wrap("count in control group", err)
+		}
+		n += len(strings.Fields(text))
+	}
+	return n, err
+}
+
+func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }

@@ -1,5 +1,13 @@
 package cgroup
 
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
 // Paths say where a group is, for a process that puts others into it or reads
 // its accounts by itself. Empty ones do not exist on this layout.
 type Paths struct {
@@ -26,6 +34,24 @@ func (g *Group) Paths() Paths {
 	p.OOM, p.Limit, p.Peak = mem+"/memory.oom_control", mem+"/memory.limit_in_bytes", mem+"/memory.max_usage_in_bytes"
 	p.Throttle = r.v1["cpu"].path + "/" + g.name + "/cpu.stat"
 	return p
+}
+
+// Number is that of the group on the v2 tree, by which the kernel knows it.
+func (g *Group) Number() (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(g.Paths().Unified, &st); err != nil {
+		return 0, dsec.E(classOf(err), "find number of control group", g.name, err)
+	}
+	return st.Ino, nil
+}
+
+// Directory opens the one on the v2 tree that all groups are in.
+func (r *Root) Directory() (*os.File, error) {
+	f, err := os.Open(r.unified.path)
+	if err != nil {
+		return nil, dsec.E(classOf(err), "open control groups", r.name, err)
+	}
+	return f, nil
 }
 
 // placing is a v1 group that a process of a sandbox is in.

@@ -12,6 +12,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -57,6 +58,22 @@ type Node struct {
 	OnDemand      string   `yaml:"on_demand"`      // how reads of what is not here are seen: "fuse", "pre-content"; "off": layers are fetched whole
 	LayerCache    string   `yaml:"layer_cache"`    // most that data of layers take, "200GiB" or "50%" of the file system: unused ones go; beyond it "fuse" answers without keeping, "pre-content" exceeds it
 	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
+	EgressUID     int      `yaml:"egress_uid"`     // of the process that looks at names in TLS and HTTP; no other should have it
+	Packages      Packages `yaml:"packages"`       // the mirror of packages
+}
+
+// Packages says where the mirror of packages has them from. A service without a URL
+// is not offered.
+type Packages struct {
+	UID            int      `yaml:"uid"`             // of the process that serves it; no other should have it
+	Cache          string   `yaml:"cache"`           // most that its cache takes, "10GiB" or "5%" of the file system
+	PyPI           string   `yaml:"pypi"`            // URL below which is simple/, with JSON and times of upload (PEP 691, 700)
+	NPM            string   `yaml:"npm"`             // of a registry
+	Go             string   `yaml:"go"`              // of a module proxy; there is no default
+	SumDB          string   `yaml:"sumdb"`           // of its checksum database
+	Debian         string   `yaml:"debian"`          // below which is dists/
+	DebianSecurity string   `yaml:"debian_security"` // below which is dists/
+	Hosts          []string `yaml:"hosts"`           // that indexes and redirects of these may lead to, besides their own, by TLS
 }
 
 // Gateway is the front door's part.
@@ -79,7 +96,9 @@ func Default() Config {
 		Run:      "/run/dsec",
 		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
 			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB", Audit: true,
-			OnDemand: "fuse", LayerCache: "50%", LoaderUID: 61441},
+			OnDemand: "fuse", LayerCache: "50%", LoaderUID: 61441, EgressUID: 61442,
+			Packages: Packages{UID: 61443, Cache: "10GiB", PyPI: "https://pypi.org", NPM: "https://registry.npmjs.org", SumDB: "https://sum.golang.org",
+				Debian: "https://deb.debian.org/debian", DebianSecurity: "https://deb.debian.org/debian-security", Hosts: []string{"files.pythonhosted.org"}}},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}
 }
@@ -180,13 +199,37 @@ func (c *Config) Validate() error {
 	if _, err := Bytes(n.LayerCache, 1); err != nil {
 		return bad("node.layer_cache", "%w", err)
 	}
+	if u := n.Packages.UID; u < 1 || u == c.Gateway.UID || u == n.LoaderUID {
+		return bad("node.packages.uid", "%d: the mirror runs neither as root nor as another part", u)
+	}
+	if err := n.Packages.validate(bad); err != nil {
+		return err
+	}
 	if !slices.Contains([]string{"fuse", "pre-content", "off"}, n.OnDemand) {
 		return bad("node.on_demand", "%s: want fuse, pre-content or off", dsec.Quote(n.OnDemand))
 	}
 	if n.LoaderUID < 1 || n.LoaderUID == c.Gateway.UID {
 		return bad("node.loader_uid", "%d: the loader runs neither as root nor as the gateway", n.LoaderUID)
 	}
+	if n.EgressUID < 1 || n.EgressUID == c.Gateway.UID || n.EgressUID == n.LoaderUID || n.EgressUID == n.Packages.UID {
+		return bad("node.egress_uid", "%d: the process that looks at names runs neither as root nor as gateway or loader", n.EgressUID)
+	}
 	return c.Gateway.validate(bad)
+}
+
+func (p *Packages) validate(bad func(string, string, ...any) error) error {
+	if _, err := Bytes(p.Cache, 1); err != nil {
+		return bad("node.packages.cache", "%w", err)
+	}
+	for name, s := range map[string]string{"pypi": p.PyPI, "npm": p.NPM, "go": p.Go, "sumdb": p.SumDB, "debian": p.Debian, "debian_security": p.DebianSecurity} {
+		if s == "" {
+			continue
+		}
+		if u, err := url.Parse(s); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" {
+			return bad("node.packages."+name, "want http(s)://host/path")
+		}
+	}
+	return nil
 }
 
 func (g *Gateway) validate(bad func(string, string, ...any) error) error {

@@ -73,7 +73,10 @@ type Account struct {
 type Shell struct {
 	UserNS *os.File
 	NetNS  *os.File
-	PID    int // of PID 1 in hold's pid namespace; for logs and the ledger only
+	// MountNS is what the sandbox sees once it is entered; only of Namespaces.
+	MountNS *os.File
+
+	PID int // of PID 1 in hold's pid namespace; for logs and the ledger only
 }
 
 // EnterSpec gives a shell its root, into which its file systems are moved, and
@@ -118,6 +121,21 @@ type Rlimit struct {
 	Cur, Max uint64
 }
 
+// Landlock is what a command, and all it starts, may do to files, whoever it is:
+// of the accesses that are handled (LANDLOCK_ACCESS_FS_*) only what a rule gives at
+// and below a path. A path that is not there gives nothing, nor does one with a
+// symbolic link in it.
+type Landlock struct {
+	Handled uint64
+	Rules   []LandlockRule
+}
+
+// LandlockRule gives accesses at and below an absolute path.
+type LandlockRule struct {
+	Access uint64
+	Path   string
+}
+
 // ExecSpec describes a command. Spec is what the caller asked for: its ID,
 // Argv, Stdin, PTY, Timeout, Head, Tail and OnLimit are used as they are; the
 // other fields are what the runtime made of the rest.
@@ -137,6 +155,8 @@ type ExecSpec struct {
 	Caps        Caps
 	NoNewPrivs  bool
 	Seccomp     []byte // array of struct sock_filter; empty: none
+	Landlock    *Landlock
+	AppArmor    string // loaded profile that the program gets; "": none, and none is asked for
 	Rlimits     []Rlimit
 	OOMScoreAdj int
 	Umask       uint32 // 0: 022

@@ -106,8 +106,8 @@ type wireExec struct {
 
 // encodeExec makes the body: length of the description, description, image.
 func encodeExec(s *ExecSpec) ([]byte, error) {
-	im := execImage{join: joinAll, uid: s.UID, gid: s.GID, groups: s.Groups, caps: s.Caps, seccomp: s.Seccomp, rlimits: s.Rlimits,
-		umask: s.Umask, cwd: s.Cwd, oom: s.OOMScoreAdj, argv: s.Spec.Argv, env: s.Env}
+	im := execImage{join: joinAll, uid: s.UID, gid: s.GID, groups: s.Groups, caps: s.Caps, seccomp: s.Seccomp, rlimits: s.Rlimits, landlock: s.Landlock,
+		umask: s.Umask, cwd: s.Cwd, oom: s.OOMScoreAdj, argv: s.Spec.Argv, env: s.Env, apparmor: s.AppArmor}
 	if im.umask == 0 {
 		im.umask = 0o022
 	}

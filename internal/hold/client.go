@@ -61,16 +61,35 @@ func (c *Client) Spawn(ctx context.Context, s SpawnSpec) (*Shell, error) {
 	if err != nil {
 		return nil, err
 	}
-	return shell(f, ok)
+	return shell(f, ok, false)
 }
 
-func shell(f frame, ok bool) (*Shell, error) {
+// shell takes an answer with a user and a network namespace, and a mount namespace
+// if that is wanted too.
+func shell(f frame, ok, mounts bool) (*Shell, error) {
 	var w wireShell
-	got, err := wantFiles(f, ok, &w, 2)
+	want := 2
+	if mounts {
+		want = 3
+	}
+	got, err := wantFiles(f, ok, &w, want)
 	if err != nil {
 		return nil, err
 	}
-	return &Shell{UserNS: got[0], NetNS: got[1], PID: w.PID}, nil
+	s := &Shell{UserNS: got[0], NetNS: got[1], PID: w.PID}
+	if mounts {
+		s.MountNS = got[2]
+	}
+	return s, nil
+}
+
+// Close closes the files.
+func (s *Shell) Close() {
+	for _, f := range []*os.File{s.UserNS, s.NetNS, s.MountNS} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
 }
 
 // Enter gives a shell its root; once per shell. After an error the sandbox can
@@ -158,13 +177,13 @@ func (c *Client) OpenIn(ctx context.Context, sandbox, path string) (*os.File, er
 	return c.oneFile(ctx, opOpenIn, wireRef{Sandbox: sandbox, Path: raw(path)})
 }
 
-// Namespaces returns the user and network namespace of a live sandbox.
+// Namespaces returns the user, network and mount namespace of a live sandbox.
 func (c *Client) Namespaces(ctx context.Context, sandbox string) (*Shell, error) {
 	f, ok, err := c.request(ctx, opNamespaces, wireRef{Sandbox: sandbox}, nil, nil)
 	if err != nil {
 		return nil, err
 	}
-	return shell(f, ok)
+	return shell(f, ok, true)
 }
 
 // List tells everything hold knows.

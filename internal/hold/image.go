@@ -32,10 +32,12 @@ type execImage struct {
 	caps        Caps
 	seccomp     []byte
 	rlimits     []Rlimit
+	landlock    *Landlock
 	umask       uint32
 	cwd         string
 	oom         int
 	argv, env   []string
+	apparmor    string // profile; "" is none
 	paths       []string
 	rows, cols  uint16
 }
@@ -85,9 +87,14 @@ func (e *execImage) encode() []byte {
 		w.b = binary.LittleEndian.AppendUint64(w.b, r.Cur)
 		w.b = binary.LittleEndian.AppendUint64(w.b, r.Max)
 	}
+	rules := e.landlock.encode(w)
 	cwd := w.text(e.cwd)
 	oom := w.text(strconv.Itoa(e.oom))
 	argv, env, paths := w.strings(e.argv), w.strings(e.env), w.strings(e.paths)
+	apparmor := uint32(0)
+	if e.apparmor != "" {
+		apparmor = w.text("exec " + e.apparmor)
+	}
 	effective := e.caps.Ambient
 	if e.uid == 0 {
 		effective = e.caps.Permitted
@@ -102,11 +109,33 @@ func (e *execImage) encode() []byte {
 	for _, c := range []uint64{e.caps.Bounding, e.caps.Permitted | e.caps.Ambient, e.caps.Inheritable | e.caps.Ambient, e.caps.Ambient, effective} {
 		h = binary.LittleEndian.AppendUint64(h, c)
 	}
-	u32(uint32(len(e.seccomp)/8), filter, uint32(len(e.rlimits)), rlimits, e.umask, 0, cwd, oom, argv, env, paths, 0)
+	u32(uint32(len(e.seccomp)/8), filter, uint32(len(e.rlimits)), rlimits, e.umask, rules, cwd, oom, argv, env, paths, apparmor)
 	h = binary.LittleEndian.AppendUint16(h, e.rows)
 	h = binary.LittleEndian.AppendUint16(h, e.cols)
 	copy(w.b, h)
 	return w.b
+}
+
+// encode writes what is handled, and pairs of accesses and the offset of a path; 0
+// ends them. Its offset is 0 if there is none.
+func (l *Landlock) encode(w *imageBuilder) uint32 {
+	if l == nil {
+		return 0
+	}
+	offs := make([]uint32, len(l.Rules))
+	for i, r := range l.Rules {
+		offs[i] = w.text(r.Path)
+	}
+	w.align()
+	at := len(w.b)
+	w.b = binary.LittleEndian.AppendUint64(w.b, l.Handled)
+	for i, r := range l.Rules {
+		if r.Access != 0 {
+			w.b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(w.b, r.Access), uint64(offs[i]))
+		}
+	}
+	w.b = binary.LittleEndian.AppendUint64(w.b, 0)
+	return uint32(at)
 }
 
 // candidates are the paths to try for a program, as execvp does.

@@ -13,7 +13,7 @@ import (
 // steps name what the C program does, in the order of its enum.
 var steps = []string{"", "hide the machine's mounts", "clone", "set oom_score_adj", "join cgroup", "join namespaces", "fork",
 	"read exec image", "open terminal", "set stdio", "set rlimit", "drop capability", "set groups", "set uid",
-	"set no_new_privs", "set seccomp filter", "set capabilities", "chdir", "exec", "make proc", "mount"}
+	"set no_new_privs", "set seccomp filter", "set capabilities", "chdir", "exec", "make proc", "set AppArmor profile", "set landlock rules", "mount"}
 
 const (
 	stepClone = 2
@@ -23,7 +23,7 @@ const (
 	stepImage = 7
 	stepCwd   = 17
 	stepExec  = 18
-	stepPlan  = 20
+	stepPlan  = 22
 )
 
 // answer is what the C program says: at which step it stands or broke off.
@@ -64,7 +64,7 @@ const (
 // nativeFormat is raised with every change of what forkers, PID 1s and we say
 // to each other: after an upgrade of the hold they are the old ones. Only tests
 // change it.
-var nativeFormat = 1
+var nativeFormat = 3
 
 // request is struct request of the forker.
 func request(op, flags, owner uint32, count int) []byte {

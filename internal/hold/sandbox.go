@@ -91,10 +91,14 @@ func (sb *sandbox) namespaces() ([]*os.File, error) {
 		return nil, err
 	}
 	files, err := openNamespaces(sb.pid)
-	if err != nil {
-		return nil, dsec.E(dsec.Internal, "open namespaces", sb.name(), err)
+	if err == nil {
+		var mounts *os.File
+		if mounts, err = os.Open(fmt.Sprintf("/proc/%d/ns/mnt", sb.pid)); err == nil {
+			return append(files, mounts), nil
+		}
+		closeAll(files)
 	}
-	return files, nil
+	return nil, dsec.E(dsec.Internal, "open namespaces", sb.name(), err)
 }
 
 func (sb *sandbox) alive(what string) error {

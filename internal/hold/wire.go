@@ -20,7 +20,7 @@ import (
 
 // protocolVersion is in every frame; see docs/formats/hold.md.
 const (
-	protocolVersion = 2
+	protocolVersion = 3
 	frameHeader     = 24
 	maxInline       = 32 << 10 // larger bodies travel in a memfd
 	maxBody         = 64 << 20

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -52,7 +53,7 @@ func TestOtherVersionIsRefused(t *testing.T) {
 		err := f.parse(b)
 		if o == opHello || o == opUpgrade {
 			must(t, err)
-		} else if err == nil || !strings.Contains(err.Error(), "version 3") {
+		} else if err == nil || !strings.Contains(err.Error(), fmt.Sprint("version ", protocolVersion+1)) {
 			t.Fatal(o, err)
 		}
 	}

@@ -15,7 +15,7 @@ var contracts = []string{"blob", "image", "layer", "rootfs", "confine", "process
 var engines = []string{"gateway", "cluster", "node"}
 
 // mechanismFree libraries that an implementation may import besides contracts.
-var mechanismFree = []string{"process", "files", "confine", "image/erofs"}
+var mechanismFree = []string{"process", "files", "confine", "confine/apparmor", "image/erofs"}
 
 // Imports checks the direction of every import of our own packages in files
 // that are not tests.

@@ -46,6 +46,7 @@ func TestImportRuleKnowsWrongFromRight(t *testing.T) {
 		{"scheduler", Module + "/runtime", false},
 		{"cmd/dsec", Module + "/runtime/container", true},
 		{"runtime/container", Module + "/image/erofs", true},
+		{"runtime/container", Module + "/confine/apparmor", true},
 		{"layer", Module + "/api/dsec/v1", false},
 		{"layer/ondemand/ondemandtest", Module + "/blob/bucket", true},
 		{"layer/ondemand/ondemandtest", Module + "/runtime/container", false},

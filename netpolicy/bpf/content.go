@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"maps"
 	"slices"
+
+	"github.com/opendsec/dsec/netpolicy"
 )
 
 // prefixOf is a key of the plans without the plan.
@@ -20,25 +22,12 @@ func contentKey(content map[string]string) string {
 	return string(h.Sum(nil))
 }
 
-// Counts are packets of a link.
-type Counts struct {
-	Out, OutBytes int64 // from the sandbox, that were opened
-	In            int64 // to it
-	Refused       int64 // from it
-}
-
-// Counts so far.
-func (g *Gate) Counts(link int) (Counts, error) {
+// Counts implements netpolicy.Gate.
+func (g *Gate) Counts(link int) (netpolicy.Counts, error) {
 	var b []byte
 	if err := g.maps.Counts.Lookup(uint32(link), &b); err != nil {
-		return Counts{}, err
+		return netpolicy.Counts{}, err
 	}
 	at := func(i int) int64 { return int64(binary.NativeEndian.Uint64(b[8*i:])) }
-	return Counts{Out: at(0), OutBytes: at(1), In: at(2), Refused: at(3)}, nil
-}
-
-// Refused implements netpolicy.Gate.
-func (g *Gate) Refused(link int) (int64, error) {
-	c, err := g.Counts(link)
-	return c.Refused, err
+	return netpolicy.Counts{Out: at(0), OutBytes: at(1), In: at(2), Refused: at(3)}, nil
 }

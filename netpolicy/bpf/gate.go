@@ -23,7 +23,10 @@ import (
 	"github.com/opendsec/dsec/netpolicy"
 )
 
-var _ netpolicy.Gate = (*Gate)(nil)
+var (
+	_ netpolicy.Gate   = (*Gate)(nil)
+	_ netpolicy.Binder = (*Gate)(nil)
+)
 
 // Gate implements netpolicy.Gate for the links of one network namespace. Its
 // methods may be called at one time; for one link, one after the other.
@@ -50,7 +53,8 @@ type linked struct {
 	plan       *plan
 	generation uint64
 	pins       map[netip.Addr]bool
-	pinned     bool // something was, since Apply waited
+	pinned     bool   // something was, since Apply waited
+	group      uint64 // the control group that is bound to it; 0: none
 }
 
 // New loads the programs over maps, and takes over what is in force in them.
@@ -118,7 +122,7 @@ func (g *Gate) adopt() error {
 		v4, _ := netip.AddrFromSlice(value[linkAddr:][:4])
 		g.links[link] = &linked{addr: v4, plan: p, generation: binary.NativeEndian.Uint64(value[linkGen:]), pins: map[netip.Addr]bool{}, pinned: true}
 	}
-	if err := g.adoptPins(); err != nil {
+	if err := errors.Join(g.adoptPins(), g.adoptGroups()); err != nil {
 		return err
 	}
 	for id, p := range byID {
@@ -149,11 +153,17 @@ func (g *Gate) Add(link int, a netip.Addr, of netpolicy.Plan) error {
 	return attach(link, g.from, g.to)
 }
 
-// Has implements netpolicy.Gate.
-func (g *Gate) Has(link int) bool {
+// Attach implements netpolicy.Gate.
+func (g *Gate) Attach(link int) error { return attach(link, g.from, g.to) }
+
+// Generation implements netpolicy.Gate.
+func (g *Gate) Generation(link int) uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.links[uint32(link)] != nil
+	if l := g.links[uint32(link)]; l != nil {
+		return l.generation
+	}
+	return 0
 }
 
 // Apply implements netpolicy.Gate.
@@ -273,6 +283,11 @@ func (g *Gate) Sweep(live map[int]bool) error {
 func (g *Gate) forgetLocked(link uint32, l *linked) error {
 	for a := range l.pins {
 		if err := g.unpin(link, a); err != nil {
+			return err
+		}
+	}
+	if l.group != 0 {
+		if err := g.unbind(link, l.group); err != nil {
 			return err
 		}
 	}

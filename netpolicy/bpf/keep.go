@@ -37,7 +37,7 @@ func Open(ctx context.Context, k Keeper, gate string) (*Gate, error) {
 	for name, at := range m.each() {
 		x, err := keptMap(ctx, k, keptName(gate, name))
 		if errors.Is(err, dsec.NotFound.Err()) {
-			missing = true
+			missing = missing || name != younger
 			continue
 		}
 		if err != nil {
@@ -53,6 +53,12 @@ func Open(ctx context.Context, k Keeper, gate string) (*Gate, error) {
 			return nil, dsec.E(dsec.Internal, op, gate, err)
 		}
 	}
+	if m.Groups == nil {
+		if err := m.makeYounger(ctx, k, gate); err != nil {
+			m.Close()
+			return nil, dsec.E(dsec.Internal, op, gate, err)
+		}
+	}
 	g, err := New(m)
 	if err != nil {
 		m.Close()
@@ -60,6 +66,17 @@ func Open(ctx context.Context, k Keeper, gate string) (*Gate, error) {
 	}
 	g.owns = true
 	return g, nil
+}
+
+// younger is a map that the first version of this layout did not have, and whose
+// programs know nothing of.
+const younger = "dsec_groups"
+
+func (m *Maps) makeYounger(ctx context.Context, k Keeper, gate string) (err error) {
+	if m.Groups, err = ebpf.NewMap(specs()[younger]); err != nil {
+		return fmt.Errorf("make map %s: %w", younger, err)
+	}
+	return keep(ctx, k, keptName(gate, younger), m.Groups)
 }
 
 func newKept(ctx context.Context, k Keeper, gate string) (*Maps, error) {

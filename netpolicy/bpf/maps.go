@@ -42,6 +42,7 @@ type Maps struct {
 	Pins   *ebpf.Map // by link and address: what is open for a name, and until when
 	Counts *ebpf.Map // by link
 	Events *ebpf.Map // refusals
+	Groups *ebpf.Map // by id of a control group: the link of the sandbox
 }
 
 func specs() map[string]*ebpf.MapSpec {
@@ -50,13 +51,14 @@ func specs() map[string]*ebpf.MapSpec {
 		"dsec_plans":  {Name: "dsec_plans", Type: ebpf.LPMTrie, KeySize: planKey, ValueSize: openSize, MaxEntries: maxPrefixes, Flags: unix.BPF_F_NO_PREALLOC},
 		"dsec_pins":   {Name: "dsec_pins", Type: ebpf.Hash, KeySize: pinKey, ValueSize: pinSize, MaxEntries: maxPins, Flags: unix.BPF_F_NO_PREALLOC},
 		"dsec_counts": {Name: "dsec_counts", Type: ebpf.Hash, KeySize: 4, ValueSize: countSize, MaxEntries: maxLinks, Flags: unix.BPF_F_NO_PREALLOC},
+		"dsec_groups": {Name: "dsec_groups", Type: ebpf.Hash, KeySize: 8, ValueSize: 4, MaxEntries: maxLinks, Flags: unix.BPF_F_NO_PREALLOC},
 		"dsec_events": {Name: "dsec_events", Type: ebpf.RingBuf, MaxEntries: eventBuffer},
 	}
 }
 
 // each names the fields.
 func (m *Maps) each() map[string]**ebpf.Map {
-	return map[string]**ebpf.Map{"dsec_links": &m.Links, "dsec_plans": &m.Plans, "dsec_pins": &m.Pins, "dsec_counts": &m.Counts, "dsec_events": &m.Events}
+	return map[string]**ebpf.Map{"dsec_links": &m.Links, "dsec_plans": &m.Plans, "dsec_pins": &m.Pins, "dsec_counts": &m.Counts, "dsec_events": &m.Events, "dsec_groups": &m.Groups}
 }
 
 // NewMaps makes empty ones.

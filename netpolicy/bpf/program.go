@@ -28,6 +28,7 @@ const (
 	atPin   = -64 // key of pins
 	atNow   = -72
 	atEvent = -72 - eventSize
+	atNamed = atEvent - 8 // not 0: a name opens it, and is to be looked for
 )
 
 // Offsets in an IPv4 header, and protocols on the wire.
@@ -156,6 +157,7 @@ func (d direction) lookUp(m *Maps) asm.Instructions {
 	p := asm.Instructions{
 		asm.FnKtimeGetBootNs.Call().WithSymbol("judge"),
 		asm.StoreMem(asm.RFP, atNow, asm.R0, asm.DWord),
+		asm.StoreImm(asm.RFP, atNamed, 0, asm.Word),
 		asm.LoadMem(asm.R1, asm.RFP, atLink, asm.Word),
 		asm.StoreMem(asm.RFP, atPin, asm.R1, asm.Word),
 		asm.LoadMem(asm.R1, asm.RFP, atIP+d.other, asm.Word),
@@ -180,8 +182,12 @@ func (d direction) lookUp(m *Maps) asm.Instructions {
 		asm.Mov.Reg(asm.R2, asm.RFP),
 		asm.Add.Imm(asm.R2, atPlan),
 		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "refuse"))
-	return append(p, matches("plan", 0, "open", "refuse")...)
+		asm.JEq.Imm(asm.R0, 0, "unplanned"))
+	p = append(p, matches("plan", 0, "open", "unplanned")...)
+	return append(p,
+		asm.LoadMem(asm.R1, asm.RFP, atNamed, asm.Word).WithSymbol("unplanned"),
+		asm.JEq.Imm(asm.R1, 0, "refuse"),
+		asm.Ja.Label("named"))
 }
 
 // prolong has a pin that is used last: a connection may outlive the time of a name,
@@ -192,9 +198,13 @@ func (d direction) prolong() asm.Instructions {
 		asm.LoadMem(asm.R2, asm.RFP, atNow, asm.DWord),
 		mov32(asm.R3, int64(prolonged)),
 		asm.Add.Reg(asm.R2, asm.R3),
-		asm.JGE.Reg(asm.R1, asm.R2, "open"),
+		asm.JGE.Reg(asm.R1, asm.R2, "pinned"),
 		asm.StoreMem(asm.R0, 0, asm.R2, asm.DWord),
-		asm.Ja.Label("open"),
+		// Where names are said they are looked at, unless a rule of addresses opens it.
+		asm.JNE.Imm(asm.R8, protoTCP, "open").WithSymbol("pinned"),
+		asm.JEq.Imm(asm.R9, netpolicy.HTTPPort, "says"),
+		asm.JNE.Imm(asm.R9, netpolicy.TLSPort, "open"),
+		asm.StoreImm(asm.RFP, atNamed, 1, asm.Word).WithSymbol("says"),
 	}
 }
 
@@ -235,6 +245,8 @@ func (d direction) verdicts(m *Maps) asm.Instructions {
 	if d.out {
 		p = append(p, symbol("open", count(m, "o", 0, 8))...)
 		p = append(p, end(netpolicy.MarkOpen, pass)...)
+		p = append(p, symbol("named", count(m, "n", 0, 8))...)
+		p = append(p, end(netpolicy.MarkName, pass)...)
 		p = append(p, symbol("refuse", count(m, "r", 24, -1))...)
 		p = append(p, d.event(m)...)
 		p = append(p, end(netpolicy.MarkRefused, pass)...) // to be told so
@@ -242,6 +254,7 @@ func (d direction) verdicts(m *Maps) asm.Instructions {
 		p = append(p, symbol("open", count(m, "o", 16, -1))...)
 		p = append(p, asm.Mov.Imm(asm.R0, pass), asm.Return())
 		p = append(p, asm.Mov.Imm(asm.R0, drop).WithSymbol("refuse"), asm.Return())
+		p = append(p, asm.Mov.Imm(asm.R0, drop).WithSymbol("named"), asm.Return()) // it has gone by who looks at it
 	}
 	return append(p,
 		asm.Mov.Imm(asm.R0, pass).WithSymbol("pass"), asm.Return(),

@@ -248,14 +248,14 @@ func TestPins(t *testing.T) {
 	g := gate(t)
 	apply(t, g, dsec.NetworkRule{CIDR: "1.2.3.4"})
 	a := netip.MustParseAddr("5.6.7.8")
-	p := packet{source: own, target: a, protocol: 6, to: 443}
+	p := packet{source: own, target: a, protocol: 6, to: 8443}
 	other := packet{source: own, target: a, protocol: 6, to: 80}
 	try := func(p packet) bool { _, mark := judge(t, g.from, p.bytes(), 0); return mark == netpolicy.MarkOpen }
 	if try(p) {
 		t.Error("open before it is pinned")
 	}
 	pin := func(ttl time.Duration) {
-		if err := g.Pin(loopback, a, []netpolicy.Ports{{Protocol: 6, First: 443, Last: 443}}, ttl); err != nil {
+		if err := g.Pin(loopback, a, []netpolicy.Ports{{Protocol: 6, First: 8443, Last: 8443}}, ttl); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -282,6 +282,43 @@ func TestPins(t *testing.T) {
 	if err := g.Unpin(loopback, a); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestNamesAreLookedAt: what a name alone opens there has another mark,
+// by which the router gives it to who reads what is said, and its answers come
+// from there; what a rule of addresses opens too goes by.
+func TestNamesAreLookedAt(t *testing.T) {
+	g := gate(t)
+	a := netip.MustParseAddr("5.6.7.8")
+	open := []netpolicy.Ports{{Protocol: 6, First: 80, Last: 500}, {Protocol: 17, First: 443, Last: 443}}
+	marks := func(want uint32, p packet) {
+		t.Helper()
+		p.source, p.target = own, a
+		if verdict, mark := judge(t, g.from, p.bytes(), 0); mark != want || verdict != 0 {
+			t.Errorf("%+v: mark %x, verdict %d", p, mark, verdict)
+		}
+		answer := packet{source: a, target: own, protocol: p.protocol, from: p.to}
+		for mark, passes := range map[uint32]bool{netpolicy.MarkRouter: true, 0: want == netpolicy.MarkOpen} {
+			if verdict, _ := judge(t, g.to, answer.bytes(), mark); (verdict == 0) != passes {
+				t.Errorf("the answer to %+v with mark %x: verdict %d", p, mark, verdict)
+			}
+		}
+	}
+	apply(t, g, dsec.NetworkRule{CIDR: "1.2.3.4"})
+	if err := g.Pin(loopback, a, open, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	marks(netpolicy.MarkName, packet{protocol: 6, to: 443})
+	marks(netpolicy.MarkOpen, packet{protocol: 17, to: 443})
+	marks(netpolicy.MarkOpen, packet{protocol: 6, to: 444})
+	marks(netpolicy.MarkName, packet{protocol: 6, to: 80})
+	marks(netpolicy.MarkOpen, packet{protocol: 6, to: 81})
+	marks(netpolicy.MarkRefused, packet{protocol: 6, to: 79})
+	apply(t, g, dsec.NetworkRule{CIDR: "5.6.7.0/24", Ports: []string{"80"}})
+	marks(netpolicy.MarkName, packet{protocol: 6, to: 443})
+	marks(netpolicy.MarkOpen, packet{protocol: 6, to: 80})
+	apply(t, g, dsec.NetworkRule{CIDR: "5.6.7.0/24", Ports: []string{"443"}})
+	marks(netpolicy.MarkOpen, packet{protocol: 6, to: 443})
 }
 
 func until(t *testing.T, g *Gate, a netip.Addr) time.Duration {
@@ -365,8 +402,8 @@ func TestRefusalsAreTold(t *testing.T) {
 	if s := want.String(); s != "udp 9.9.9.9:53" {
 		t.Errorf("it reads %q", s)
 	}
-	if n, err := g.Refused(loopback); err != nil || n != 1 {
-		t.Errorf("%d refused, %v", n, err)
+	if n, err := g.Counts(loopback); err != nil || n.Refused != 1 {
+		t.Errorf("%+v, %v", n, err)
 	}
 	if !bytes.Equal(encodePinKey(1, own)[4:], own.AsSlice()) {
 		t.Error("addresses are not as on the wire")

@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -38,6 +39,11 @@ func decodeRefusal(b []byte) netpolicy.Refusal {
 	r := netpolicy.Refusal{Link: int(binary.NativeEndian.Uint32(b)), Address: a, Generation: binary.NativeEndian.Uint64(b[8:]), Protocol: uint8(binary.NativeEndian.Uint32(b[20:]))}
 	if port := binary.NativeEndian.Uint32(b[16:]); port != laterFragment {
 		r.Port = uint16(port)
+	}
+	if len(b) >= trySize {
+		r.PID, r.UID = int(binary.NativeEndian.Uint32(b[tryPID:])), binary.NativeEndian.Uint32(b[tryUID:])
+		name, _, _ := bytes.Cut(b[tryName:trySize], []byte{0})
+		r.Program = string(name)
 	}
 	return r
 }

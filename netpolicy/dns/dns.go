@@ -6,7 +6,8 @@
 // A name that no rule opens is NXDOMAIN at once, and nobody is asked: data do not
 // leave by questions. (Below a wildcard they can, to who has the domain.) A name
 // that leads to what is closed has no address. Other types of records are empty:
-// in particular AAAA, as IPv6 is closed, and HTTPS, which would hide names.
+// in particular AAAA, as IPv6 is closed, and HTTPS, which would hide names. Names of
+// the node's mirror lead to it, where a policy opens that.
 package dns
 
 import (
@@ -33,6 +34,7 @@ const (
 	idle      = 10 * time.Second // of a TCP connection
 	maxUDP    = 1232             // bytes of an answer, whatever the asker says he takes
 	maxTTL    = time.Hour
+	mirrorTTL = time.Minute // of a name that the node serves
 )
 
 // Asker is a sandbox that asks.
@@ -40,6 +42,8 @@ type Asker interface {
 	// Opens is what is open of the addresses of a name; nothing: it may not be
 	// asked for.
 	Opens(name string) []netpolicy.Ports
+	// MirrorAt is where a name leads that the node itself serves.
+	MirrorAt(name string) (a netip.Addr, ok bool)
 	// Free says that every name may be asked for: questions and answers are passed
 	// on as they are.
 	Free() bool
@@ -278,6 +282,11 @@ func (s *Server) answer(from netip.Addr, b []byte, tcp bool) []byte {
 	if !known || !ok {
 		return nil
 	}
+	if name, err := netpolicy.CanonicalName(q.question.Name.String()); err == nil && rcode == dnsmessage.RCodeSuccess && q.question.Class == dnsmessage.ClassINET {
+		if a, ok := asker.MirrorAt(name); ok {
+			return q.reply(rcode, only(q.question.Type, a), mirrorTTL, maxUDP)
+		}
+	}
 	if rcode == dnsmessage.RCodeSuccess && asker.Free() {
 		return s.pass(q, b, tcp)
 	}
@@ -291,6 +300,14 @@ func (s *Server) answer(from netip.Addr, b []byte, tcp bool) []byte {
 		limit = 1<<16 - 1
 	}
 	return q.reply(rcode, addrs, ttl, limit)
+}
+
+// only is an address as a record of a type; of others there are none.
+func only(t dnsmessage.Type, a netip.Addr) []netip.Addr {
+	if t == dnsmessage.TypeA && a.Is4() {
+		return []netip.Addr{a}
+	}
+	return nil
 }
 
 // pass gives a question to upstream as it is, and what upstream says back.

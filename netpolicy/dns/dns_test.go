@@ -135,7 +135,16 @@ func newLab(t *testing.T, domains ...string) *lab {
 	for _, d := range domains {
 		rules = append(rules, dsec.NetworkRule{Domain: d})
 	}
-	plan, err := netpolicy.Compile(dsec.NetworkAllow, rules, netpolicy.Ground{Closed: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16")}})
+	return newLabOf(t, rules)
+}
+
+// mirrorAt is where the mirror of a lab's ground is.
+const mirrorAt = "10.213.0.1"
+
+func newLabOf(t *testing.T, rules []dsec.NetworkRule) *lab {
+	t.Helper()
+	plan, err := netpolicy.Compile(dsec.NetworkAllow, rules, netpolicy.Ground{Mirror: netip.MustParseAddr(mirrorAt),
+		Closed: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,4 +428,25 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("%+v", got)
 		}
 	})
+}
+
+// TestNamesOfTheMirrorAreAnsweredHere: nobody is asked, and nothing is pinned.
+func TestNamesOfTheMirrorAreAnsweredHere(t *testing.T) {
+	l := newLabOf(t, []dsec.NetworkRule{{Mirror: "pypi"}, {Mirror: "debian"}})
+	for _, network := range []string{"udp", "tcp"} {
+		r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, network, l.at.String())
+		}}
+		for name, want := range map[string]bool{"pypi.mirror.dsec.": true, "PyPI.Mirror.DSEC.": true, "deb.debian.org.": true, "npm.mirror.dsec.": false, "x.pypi.mirror.dsec.": false, "mirror.dsec.": false} {
+			got, err := r.LookupHost(t.Context(), name)
+			if (err == nil) != want || want && (len(got) != 1 || got[0] != mirrorAt) {
+				t.Errorf("%s by %s: %v %v", name, network, got, err)
+			}
+		}
+	}
+	l.ask.mu.Lock()
+	defer l.ask.mu.Unlock()
+	if len(l.ask.pinned) != 0 {
+		t.Errorf("pinned: %v", l.ask.pinned)
+	}
 }

@@ -27,7 +27,7 @@ const (
 )
 
 // Attach connects a namespace that was never connected.
-func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, ns *os.File) (netpolicy.Lease, error) {
+func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, at netpolicy.Place) (netpolicy.Lease, error) {
 	const op = "connect network of"
 	plan, err := n.compile(p)
 	if err != nil {
@@ -36,7 +36,7 @@ func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkP
 	if p.Mode == "" || p.Mode == dsec.NetworkNone {
 		return netpolicy.Lease{Mode: dsec.NetworkNone}, nil
 	}
-	addr, err := n.connect(ctx, id, plan, ns)
+	addr, err := n.connect(ctx, id, p, plan, at)
 	if err != nil {
 		if _, ok := errors.AsType[*dsec.Error](err); ok {
 			return netpolicy.Lease{}, err
@@ -46,21 +46,29 @@ func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkP
 	return netpolicy.Lease{Mode: p.Mode, Address: addr, Gateway: n.Gateway(), DNS: n.servers(p.Mode)}, nil
 }
 
-func (n *Network) connect(ctx context.Context, id dsec.SandboxID, plan netpolicy.Plan, ns *os.File) (netip.Addr, error) {
+func (n *Network) connect(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, plan netpolicy.Plan, at netpolicy.Place) (netip.Addr, error) {
 	// New links of the namespace are born without IPv6; lo keeps its ::1.
-	if err := inNamespace(ns, func() error { return sysctl("net/ipv6/conf/default/disable_ipv6", "1") }); err != nil {
+	if err := inNamespace(at.NetNS, func() error { return sysctl("net/ipv6/conf/default/disable_ipv6", "1") }); err != nil {
 		return netip.Addr{}, err
 	}
-	name, addr, err := n.claim(ns)
+	name, addr, err := n.claim(at.NetNS)
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	if err := n.inside(ns, addr); err != nil {
+	if err := n.inside(at, addr); err != nil {
 		return netip.Addr{}, fmt.Errorf("set up %s: %w", sandboxLink, err)
 	}
 	l, err := n.links.LinkByName(name)
 	if err == nil {
-		err = n.gate(newEnd(n.c.Gate, id, l.Attrs().Index, addr, plan))
+		e := n.newEnd(id, l.Attrs().Index, addr, plan)
+		e.policy = p
+		err = n.gate(ctx, e)
+	}
+	if b, ok := n.c.Gate.(netpolicy.Binder); err == nil && ok && at.Group != 0 {
+		err = b.Bind(l.Attrs().Index, at.Group)
+	}
+	if err == nil {
+		err = shape(n.links, l, at.Rate) // what comes to it
 	}
 	if err == nil {
 		err = n.links.LinkSetAlias(l, string(id)) // what Live reports
@@ -75,14 +83,17 @@ func (n *Network) connect(ctx context.Context, id dsec.SandboxID, plan netpolicy
 }
 
 // inside gives the sandbox's end its address and the way out.
-func (n *Network) inside(ns *os.File, addr netip.Addr) error {
-	s, err := spaceIn(ns)
+func (n *Network) inside(at netpolicy.Place, addr netip.Addr) error {
+	s, err := spaceIn(at.NetNS)
 	if err != nil {
 		return err
 	}
 	defer s.Close()
 	l, err := s.LinkByName(sandboxLink)
 	if err != nil {
+		return err
+	}
+	if err := shape(s, l, at.Rate); err != nil { // which nobody inside may change
 		return err
 	}
 	if err := s.LinkSetUp(l); err != nil {

@@ -9,11 +9,14 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/netpolicy"
 )
 
 // cut ends the connections of a namespace that are not open any more. Their packets
-// pass no more, but who only waits for some would wait for long.
-func cut(ns *os.File, e *end) error {
+// pass no more, but who only waits for some would wait for long. One that a rule of
+// addresses opened before, and now a name alone, was never looked at.
+func cut(ns *os.File, e *end, before netpolicy.Plan) error {
 	return inNamespace(ns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_INET_DIAG)
 		if err != nil {
@@ -29,7 +32,7 @@ func cut(ns *os.File, e *end) error {
 			return fmt.Errorf("list connections: %w", err)
 		}
 		for _, s := range append(all, mapped...) {
-			if err := cutOne(h, s, e); err != nil {
+			if err := cutOne(h, s, e, before); err != nil {
 				return err
 			}
 		}
@@ -37,9 +40,12 @@ func cut(ns *os.File, e *end) error {
 	})
 }
 
-func cutOne(h *netlink.Handle, s *netlink.Socket, e *end) error {
+func cutOne(h *netlink.Handle, s *netlink.Socket, e *end, before netpolicy.Plan) error {
 	to, ok := netip.AddrFromSlice(s.ID.Destination)
-	if !ok || to.IsUnspecified() || to.Unmap().IsLoopback() || e.opens(to, unix.IPPROTO_TCP, s.ID.DestinationPort) {
+	if !ok || to.IsUnspecified() || to.Unmap().IsLoopback() {
+		return nil
+	}
+	if port := s.ID.DestinationPort; e.opens(to, unix.IPPROTO_TCP, port) && !e.unseen(to, port, before) {
 		return nil
 	}
 	local := &net.TCPAddr{IP: s.ID.Source, Port: int(s.ID.SourcePort)}

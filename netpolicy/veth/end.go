@@ -21,15 +21,17 @@ const (
 // end is the router's end of a sandbox's link: what is in force there.
 type end struct {
 	gate  netpolicy.Gate
+	names netpolicy.Egress // nil: nobody looks at names, and nothing passes where they are to be
 	id    dsec.SandboxID
 	index int
 	addr  netip.Addr // of the sandbox
 
 	turn sync.Mutex // held while its policy changes
 
-	mu   sync.Mutex
-	plan netpolicy.Plan
-	pins map[netip.Addr]*pin // those of which the names are known
+	mu     sync.Mutex
+	plan   netpolicy.Plan
+	policy dsec.NetworkPolicy  // that the plan was made of; no mode: not known
+	pins   map[netip.Addr]*pin // those of which the names are known
 }
 
 // pin is an address that names have.
@@ -38,8 +40,8 @@ type pin struct {
 	until time.Time // as far as is known here; use prolongs it
 }
 
-func newEnd(g netpolicy.Gate, id dsec.SandboxID, index int, a netip.Addr, plan netpolicy.Plan) *end {
-	return &end{gate: g, id: id, index: index, addr: a, plan: plan, pins: map[netip.Addr]*pin{}}
+func (n *Network) newEnd(id dsec.SandboxID, index int, a netip.Addr, plan netpolicy.Plan) *end {
+	return &end{gate: n.c.Gate, names: n.names, id: id, index: index, addr: a, plan: plan, pins: map[netip.Addr]*pin{}}
 }
 
 // Opens is what is open of the addresses of a name.
@@ -47,6 +49,20 @@ func (e *end) Opens(name string) []netpolicy.Ports {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.plan.Opens(name)
+}
+
+// MirrorAt is where a name of the mirror leads.
+func (e *end) MirrorAt(name string) (netip.Addr, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.plan.MirrorAt(name)
+}
+
+// ask says what policy the plan that is in force, or will be, is made of.
+func (e *end) ask(p dsec.NetworkPolicy) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.policy = p
 }
 
 // Free says whether every name may be asked for.
@@ -71,6 +87,9 @@ func (e *end) Pin(name string, addrs []netip.Addr, ttl time.Duration) error {
 	if len(e.plan.Opens(name)) == 0 { // the policy has changed meanwhile
 		return dsec.Errorf(dsec.PermissionDenied, op, dsec.Quote(name), "no rule opens it any more")
 	}
+	if err := e.handOutLocked(name, addrs); err != nil {
+		return dsec.E(dsec.ClassOf(err), op, dsec.Quote(name), err)
+	}
 	ttl = min(max(ttl, leastPin), mostPin)
 	for _, a := range addrs {
 		p := e.pins[a]
@@ -81,9 +100,7 @@ func (e *end) Pin(name string, addrs []netip.Addr, ttl time.Duration) error {
 			p = &pin{}
 			e.pins[a] = p
 		}
-		if !slices.Contains(p.names, name) {
-			p.names = append(p.names, name)
-		}
+		p.names = netpolicy.AddName(p.names, name)
 		if until := time.Now().Add(ttl); until.After(p.until) {
 			p.until = until
 		}
@@ -120,15 +137,15 @@ func (e *end) forgetLocked() (some bool) {
 
 // change puts another plan in force. Pins of names that it does not open, and those
 // of which nobody knows the names any more, are closed before that.
-func (e *end) change(plan netpolicy.Plan) (generation uint64, err error) {
+func (e *end) change(plan netpolicy.Plan) (before netpolicy.Plan, generation uint64, err error) {
 	e.mu.Lock()
-	e.plan = plan
+	before, e.plan = e.plan, plan
 	err = e.repinLocked()
 	e.mu.Unlock()
-	if err != nil {
-		return 0, err
+	if err == nil {
+		generation, err = e.gate.Apply(e.index, plan)
 	}
-	return e.gate.Apply(e.index, plan)
+	return before, generation, err
 }
 
 func (e *end) repinLocked() error {

@@ -23,6 +23,9 @@ const sweepEvery = 256
 func (n *Network) compile(p dsec.NetworkPolicy) (netpolicy.Plan, error) {
 	g := netpolicy.Ground{Closed: n.c.Deny, Never: append(always(), n.subnet), Allow: n.c.Allow}
 	g.Never = append(g.Never, n.c.Never...)
+	if n.c.Mirror {
+		g.Mirror = n.Gateway()
+	}
 	for _, a := range n.servers(p.Mode) {
 		g.Serves = append(g.Serves, netpolicy.DNS(a))
 	}
@@ -32,7 +35,7 @@ func (n *Network) compile(p dsec.NetworkPolicy) (netpolicy.Plan, error) {
 // servers are the name servers of a mode: of an allow-list our own, which is also
 // there, last, for the day on which an open one becomes an allow-list.
 func (n *Network) servers(m dsec.NetworkMode) []netip.Addr {
-	if m == dsec.NetworkAllow {
+	if m == dsec.NetworkAllow || m == dsec.NetworkMirror {
 		return []netip.Addr{n.Gateway()}
 	}
 	return append(slices.Clone(n.c.DNS[:min(len(n.c.DNS), maxServers-1)]), n.Gateway())
@@ -42,7 +45,10 @@ func (n *Network) servers(m dsec.NetworkMode) []netip.Addr {
 const maxServers = 3
 
 // gate begins to judge what comes from a new link.
-func (n *Network) gate(e *end) error {
+func (n *Network) gate(ctx context.Context, e *end) error {
+	if err := e.tell(ctx, 1); err != nil {
+		return err
+	}
 	if err := inNamespace(n.router, func() error { return n.c.Gate.Add(e.index, e.addr, e.plan) }); err != nil {
 		return err
 	}
@@ -68,6 +74,7 @@ func (n *Network) gate(e *end) error {
 func (n *Network) Asker(a netip.Addr) (e interface {
 	Opens(name string) []netpolicy.Ports
 	Free() bool
+	MirrorAt(name string) (netip.Addr, bool)
 	MayLeadTo(a netip.Addr) bool
 	Pin(name string, addrs []netip.Addr, ttl time.Duration) error
 }, ok bool) {
@@ -95,6 +102,29 @@ func (n *Network) ListenDNS() (udp net.PacketConn, tcp net.Listener, err error) 
 	return udp, tcp, nil
 }
 
+// ListenMirror gives the socket on which sandboxes ask the mirror of packages.
+func (n *Network) ListenMirror() (l net.Listener, err error) {
+	at := netip.AddrPortFrom(n.Gateway(), netpolicy.MirrorPort).String()
+	if err = inNamespace(n.router, func() error { l, err = net.Listen("tcp4", at); return err }); err != nil {
+		return nil, dsec.E(dsec.Internal, "listen for the mirror", at, err)
+	}
+	return l, nil
+}
+
+// Policy is what was asked for of the sandbox that has an address; ok is false as
+// long as that is not known, which is after a start of this process until Restore.
+func (n *Network) Policy(a netip.Addr) (p dsec.NetworkPolicy, ok bool) {
+	n.mu.Lock()
+	e := n.byAddr[a]
+	n.mu.Unlock()
+	if e == nil {
+		return p, false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.policy, e.policy.Mode != ""
+}
+
 // InNode runs f where the outside is reached.
 func (n *Network) InNode(f func() error) error {
 	if n.c.Node == nil { // here
@@ -113,6 +143,7 @@ func (n *Network) sweep(links []netlink.Link) error {
 		live[l.Attrs().Index] = true
 		last = max(last, l.Attrs().Index)
 	}
+	var gone []*end
 	n.mu.Lock()
 	for index, e := range n.byLink {
 		if live[index] || index > last { // newer than the list
@@ -124,9 +155,15 @@ func (n *Network) sweep(links []netlink.Link) error {
 		}
 		if n.byAddr[e.addr] == e { // the address may be another's by now
 			delete(n.byAddr, e.addr)
+			gone = append(gone, e)
 		}
 	}
 	n.mu.Unlock()
+	for _, e := range gone {
+		if n.names != nil {
+			n.names.Forget(e.addr, e.id)
+		}
+	}
 	return n.c.Gate.Sweep(live)
 }
 
@@ -150,12 +187,13 @@ func (n *Network) gateAll() error {
 		if _, err := fmt.Sscanf(a.Name, linkPrefix+"%d", &offset); err != nil || a.Alias == "" {
 			continue
 		}
-		e := newEnd(n.c.Gate, dsec.SandboxID(a.Alias), a.Index, n.address(offset), netpolicy.Plan{})
+		e := n.newEnd(dsec.SandboxID(a.Alias), a.Index, n.address(offset), netpolicy.Plan{})
 		n.ends[e.id], n.byAddr[e.addr], n.byLink[e.index] = e, e, e
-		if n.c.Gate.Has(a.Index) {
-			continue
+		judge := func() error { return n.c.Gate.Attach(e.index) } // by the programs of this version
+		if n.c.Gate.Generation(a.Index) == 0 {
+			judge = func() error { return n.c.Gate.Add(e.index, e.addr, open) }
 		}
-		if err := inNamespace(n.router, func() error { return n.c.Gate.Add(e.index, e.addr, open) }); err != nil {
+		if err := inNamespace(n.router, judge); err != nil {
 			return err
 		}
 	}
@@ -163,7 +201,7 @@ func (n *Network) gateAll() error {
 }
 
 // Change implements netpolicy.Network.
-func (n *Network) Change(_ context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, ns *os.File) (generation uint64, err error) {
+func (n *Network) Change(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, ns *os.File) (generation uint64, err error) {
 	const op = "change network policy of"
 	plan, err := n.compile(p)
 	if err != nil {
@@ -175,11 +213,13 @@ func (n *Network) Change(_ context.Context, id dsec.SandboxID, p dsec.NetworkPol
 	}
 	e.turn.Lock()
 	defer e.turn.Unlock()
-	if generation, err = e.change(plan); err == nil {
-		err = cut(ns, e)
+	e.ask(p)
+	before, generation, err := e.change(plan)
+	if err == nil {
+		err = errors.Join(cut(ns, e, before), e.tell(ctx, generation))
 	}
 	if err != nil {
-		return 0, dsec.E(dsec.Internal, op, string(id), err)
+		return 0, dsec.E(classOf(err), op, string(id), err)
 	}
 	return generation, nil
 }
@@ -191,7 +231,7 @@ func (n *Network) end(id dsec.SandboxID) *end {
 }
 
 // Restore implements netpolicy.Network.
-func (n *Network) Restore(_ context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) error {
+func (n *Network) Restore(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) error {
 	const op = "restore network policy of"
 	plan, err := n.compile(p)
 	if err != nil {
@@ -202,7 +242,10 @@ func (n *Network) Restore(_ context.Context, id dsec.SandboxID, p dsec.NetworkPo
 		return dsec.Errorf(dsec.NotFound, op, string(id), "it has no link")
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.plan = plan
+	e.plan, e.policy = plan, p
+	e.mu.Unlock()
+	if err := e.tell(ctx, n.c.Gate.Generation(e.index)); err != nil {
+		return dsec.E(classOf(err), op, string(id), err)
+	}
 	return nil
 }

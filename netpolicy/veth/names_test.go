@@ -92,7 +92,8 @@ func lookUp(t *testing.T, n *Network, ns *os.File, network, name string) ([]stri
 func TestNamesOpenWhatTheyLeadTo(t *testing.T) {
 	l := newLab(t)
 	serve(t, l.outside, "0.0.0.0:8080")
-	flood(t, l.outside, "0.0.0.0:443")
+	serve(t, l.outside, "0.0.0.0:8081")
+	flood(t, l.outside, "0.0.0.0:9443")
 	answerNames(t, l.outside, map[string]string{"good.example.": public, "inside.example.": "10.9.9.9", "other.example.": public})
 	keeper := mapKeeper{}
 	c := Config{Gate: testGate(t), Deny: labDeny(), Name: "names" + dsec.Random(3), Node: l.node, Keeper: keeper, Subnet: netip.MustParsePrefix("10.81.0.0/20")}
@@ -104,7 +105,7 @@ func TestNamesOpenWhatTheyLeadTo(t *testing.T) {
 	})
 	stop := resolve(t, n)
 	defer func() { stop() }()
-	policy := allow(dsec.NetworkRule{Domain: "good.example"}, dsec.NetworkRule{Domain: "inside.example"})
+	policy := allow(dsec.NetworkRule{Domain: "good.example", Ports: []string{"8081", "9443"}}, dsec.NetworkRule{Domain: "inside.example"})
 	ns, lease := attachPolicy(t, n, "a", policy)
 	neighbour, _ := attachPolicy(t, n, "b", policy)
 	if !slices.Equal(lease.DNS, []netip.Addr{n.Gateway()}) {
@@ -116,7 +117,7 @@ func TestNamesOpenWhatTheyLeadTo(t *testing.T) {
 			t.Errorf("%s: %q, %v", what, said, err)
 		}
 	}
-	try("before it was asked for", ns, "80", false)
+	try("before it was asked for", ns, "8081", false)
 	for _, network := range []string{"udp", "tcp"} {
 		if got, err := lookUp(t, n, ns, network, "good.example."); err != nil || !slices.Equal(got, []string{public}) {
 			t.Fatalf("by %s: %v, %v", network, got, err)
@@ -127,10 +128,10 @@ func TestNamesOpenWhatTheyLeadTo(t *testing.T) {
 			}
 		}
 	}
-	try("once it was", ns, "80", true)
+	try("once it was", ns, "8081", true)
 	try("another port", ns, "8080", false)
-	try("somebody who did not ask", neighbour, "80", false)
-	live := stream(t, ns, public+":443")
+	try("somebody who did not ask", neighbour, "8081", false)
+	live := stream(t, ns, public+":9443")
 	if _, err := io.ReadFull(live, make([]byte, 1<<16)); err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +141,7 @@ func TestNamesOpenWhatTheyLeadTo(t *testing.T) {
 	if err := n.Close(); err != nil {
 		t.Fatal(err)
 	}
-	try("without anybody", ns, "80", true)
+	try("without anybody", ns, "8081", true)
 	n = must(Open(t.Context(), c))(t)
 	stop = resolve(t, n)
 	if got, err := lookUp(t, n, ns, "udp", "good.example."); err == nil {
@@ -162,7 +163,7 @@ func TestNamesOpenWhatTheyLeadTo(t *testing.T) {
 	if _, err := io.Copy(io.Discard, live); err == nil || os.IsTimeout(err) {
 		t.Errorf("a connection of a name that is closed: %v", err)
 	}
-	try("when the rule is gone", ns, "80", false)
+	try("when the rule is gone", ns, "8081", false)
 	// From one mode to the other and back, by the name server it was given.
 	change(t, n, "a", dsec.NetworkPolicy{Mode: dsec.NetworkOpen}, ns)
 	if got, err := lookUp(t, n, ns, "udp", "other.example."); err != nil || !slices.Equal(got, []string{public}) {

@@ -26,7 +26,7 @@ func allow(rules ...dsec.NetworkRule) dsec.NetworkPolicy {
 func attachPolicy(t testing.TB, n *Network, id dsec.SandboxID, p dsec.NetworkPolicy) (*os.File, netpolicy.Lease) {
 	t.Helper()
 	ns := testNamespace(t)
-	lease, err := n.Attach(t.Context(), id, p, ns)
+	lease, err := n.Attach(t.Context(), id, p, netpolicy.Place{NetNS: ns})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,9 +293,9 @@ func TestWhoIsGoneIsForgotten(t *testing.T) {
 		if err := n.sweep(links); err != nil {
 			t.Fatal(err)
 		}
-		return !n.c.Gate.Has(old.index)
+		return n.c.Gate.Generation(old.index) == 0
 	})
-	if e := n.end("a"); e == nil || e == old || n.at(e.index) != e || n.at(old.index) != nil || len(n.byLink) != 2 || len(n.byAddr) != 2 || !n.c.Gate.Has(e.index) {
+	if e := n.end("a"); e == nil || e == old || n.at(e.index) != e || n.at(old.index) != nil || len(n.byLink) != 2 || len(n.byAddr) != 2 || n.c.Gate.Generation(e.index) == 0 {
 		t.Errorf("%+v; %d links, %d addresses", e, len(n.byLink), len(n.byAddr))
 	}
 }

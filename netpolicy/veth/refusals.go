@@ -28,11 +28,11 @@ func (n *Network) Refusals(take func(id dsec.SandboxID, r netpolicy.Refusal, ref
 		if len(told) > maxTold {
 			clear(told)
 		}
-		refused, err := n.c.Gate.Refused(r.Link)
+		counts, err := n.c.Gate.Counts(r.Link)
 		if err != nil { // the link is gone
 			return
 		}
-		take(e.id, r, refused)
+		take(e.id, r, counts.Refused)
 	})
 }
 

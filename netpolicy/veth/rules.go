@@ -36,16 +36,29 @@ func always() []netip.Prefix {
 // pass is for the gate to say, by its mark; what the router itself sends has one,
 // too, by which the gate knows its refusals. The connections of a sandbox are
 // counted where they are let through, so that it cannot fill the tables of router
-// and node, which everybody shares.
+// and node, which everybody shares. What a name alone opens goes to who looks at
+// names, and if nobody does it is reset.
 func (n *Network) routerRules() string {
 	return fmt.Sprintf(`table inet dsec
 delete table inet dsec
 table inet dsec {
 	set conns { type ipv4_addr; size %[4]d; flags dynamic; }
 	counter over { }
+	chain named {
+		type nat hook prerouting priority dstnat;
+		meta mark %[8]d tcp dport { %[10]d, %[11]d } dnat ip to %[7]s:%[9]d
+	}
 	chain input {
 		type filter hook input priority filter; policy drop;
+		iifname %[1]q ct state established,related accept
 		meta mark %[5]d ip daddr %[7]s meta l4proto { tcp, udp } th dport 53 accept
+		meta mark { %[5]d, %[8]d } ip daddr %[7]s tcp dport %[9]d ct status dnat jump admit
+		meta mark %[5]d ip daddr %[7]s tcp dport 80 jump admit
+	}
+	chain admit {
+		ct state established,related accept
+		ct state new add @conns { ip saddr ct count over %[3]d } counter name over drop
+		accept
 	}
 	chain output {
 		type filter hook output priority mangle; policy accept;
@@ -60,8 +73,7 @@ table inet dsec {
 		meta mark != %[5]d jump refuse
 		ct state established,related accept
 		ct state invalid drop
-		ct state new add @conns { ip saddr ct count over %[3]d } counter name over drop
-		accept
+		jump admit
 	}
 	chain refuse {
 		meta l4proto tcp reject with tcp reset
@@ -72,7 +84,8 @@ table inet dsec {
 		oifname %[1]q snat ip to %[2]s
 	}
 }
-`, uplink, n.address(routerOffset), n.c.Conns, max(1<<16, 1<<(32-n.subnet.Bits())), uint32(netpolicy.MarkOpen), uint32(netpolicy.MarkRouter), n.Gateway())
+`, uplink, n.address(routerOffset), n.c.Conns, max(1<<16, 1<<(32-n.subnet.Bits())), uint32(netpolicy.MarkOpen), uint32(netpolicy.MarkRouter), n.Gateway(),
+		uint32(netpolicy.MarkName), namesPort, netpolicy.HTTPPort, netpolicy.TLSPort)
 }
 
 // Refused counts packets that would have begun one connection too many.

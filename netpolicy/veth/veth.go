@@ -41,6 +41,7 @@ type Config struct {
 	Never  []netip.Prefix // what no rule opens, besides metadata addresses and the subnet
 	Allow  []netip.Prefix // exceptions to Deny of the mode open
 	DNS    []netip.Addr   // nil: the node's own that are not loopback; open on port 53 even if denied
+	Mirror bool           // a mirror of packages is served on what ListenMirror gives
 	Conns  int            // that a sandbox may have at once; 0: DefaultConns
 	Keeper Keeper         // nil: the router ends with Close
 	Node   *os.File       // network namespace that leads outside; nil: the caller's own
@@ -58,11 +59,13 @@ type Keeper interface {
 
 // Network is one router.
 type Network struct {
-	c      Config
-	subnet netip.Prefix
-	node   *os.File // network namespace
-	router *os.File // network namespace
-	links  *space   // in the router
+	c       Config
+	subnet  netip.Prefix
+	node    *os.File // network namespace
+	router  *os.File // network namespace
+	links   *space   // in the router
+	names   netpolicy.Egress
+	unwatch chan struct{} // nil: links are not watched
 
 	mu   sync.Mutex
 	next uint32                  // offset of the address to try first
@@ -248,6 +251,10 @@ func (n *Network) Gateway() netip.Addr { return n.address(gatewayOffset) }
 
 // Close lets go without disconnecting anybody, unless there is no Keeper.
 func (n *Network) Close() error {
+	if n.unwatch != nil {
+		close(n.unwatch)
+		n.unwatch = nil
+	}
 	if n.links != nil {
 		n.links.Close()
 		n.links = nil

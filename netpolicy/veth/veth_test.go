@@ -215,7 +215,7 @@ func left(t testing.TB, node *os.File) {
 func attach(t testing.TB, n *Network, id string, mode dsec.NetworkMode) (*os.File, netpolicy.Lease) {
 	t.Helper()
 	ns := testNamespace(t)
-	lease, err := n.Attach(t.Context(), dsec.SandboxID(id), dsec.NetworkPolicy{Mode: mode}, ns)
+	lease, err := n.Attach(t.Context(), dsec.SandboxID(id), dsec.NetworkPolicy{Mode: mode}, netpolicy.Place{NetNS: ns})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,7 +384,7 @@ func TestLinksEndWithTheirNamespaceAndAddressesAreReused(t *testing.T) {
 		var spaces []*os.File
 		for i := range 100 { // three rounds need more than the 238 addresses there are
 			ns := must(newNamespace())(t)
-			if _, err := n.Attach(t.Context(), dsec.SandboxID(fmt.Sprint("s", round, "x", i)), open, ns); err != nil {
+			if _, err := n.Attach(t.Context(), dsec.SandboxID(fmt.Sprint("s", round, "x", i)), open, netpolicy.Place{NetNS: ns}); err != nil {
 				t.Fatal(err)
 			}
 			spaces = append(spaces, ns)
@@ -422,13 +422,13 @@ func TestFullSubnetIsTyped(t *testing.T) {
 	n := testNetwork(t, l, Config{Subnet: netip.MustParsePrefix("10.77.0.0/24")})
 	var err error
 	for i := 0; err == nil && i < 300; i++ {
-		_, err = n.Attach(t.Context(), dsec.SandboxID(fmt.Sprint(i)), open, testNamespace(t))
+		_, err = n.Attach(t.Context(), dsec.SandboxID(fmt.Sprint(i)), open, netpolicy.Place{NetNS: testNamespace(t)})
 	}
 	if !errors.Is(err, dsec.ResourceExhausted.Err()) {
 		t.Errorf("the last error is %v, want resource_exhausted", err)
 	}
 	ns, _ := attach(t, n, "none", dsec.NetworkNone)
-	if _, err := n.Attach(t.Context(), "x", dsec.NetworkPolicy{Mode: "nosuch"}, ns); !errors.Is(err, dsec.Invalid.Err()) {
+	if _, err := n.Attach(t.Context(), "x", dsec.NetworkPolicy{Mode: "nosuch"}, netpolicy.Place{NetNS: ns}); !errors.Is(err, dsec.Invalid.Err()) {
 		t.Errorf("unknown mode: %v, want unsupported", err)
 	}
 }
@@ -537,7 +537,7 @@ func BenchmarkAttach(b *testing.B) {
 	for i := range b.N {
 		ns := must(newNamespace())(b)
 		start := time.Now()
-		if _, err := n.Attach(b.Context(), dsec.SandboxID(fmt.Sprint(i)), open, ns); err != nil {
+		if _, err := n.Attach(b.Context(), dsec.SandboxID(fmt.Sprint(i)), open, netpolicy.Place{NetNS: ns}); err != nil {
 			b.Fatal(err)
 		}
 		spent += time.Since(start)

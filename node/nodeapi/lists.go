@@ -35,6 +35,7 @@ func (s *Server) listed(list []node.Sandbox) *dsecv1.NodeListReply {
 // brief leaves out of a large spec what a list is not asked for: Get has it.
 func (s *Server) brief(sb node.Sandbox) *dsecv1.Sandbox {
 	m := s.message(sb)
+	m.Grades = nil
 	for _, cut := range []func(*dsecv1.Spec){
 		func(p *dsecv1.Spec) { p.Env, p.Command, p.Mounts = nil, nil, nil },
 		func(p *dsecv1.Spec) { p.Labels, p.Layers = nil, nil },

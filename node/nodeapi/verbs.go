@@ -26,9 +26,12 @@ func (s *Server) table() map[string]verb {
 		wire.VerbResume:     unary(s.resume),
 		wire.VerbRenew:      unary(s.renew),
 		wire.VerbSetNetwork: unary(s.setNetwork),
+		wire.VerbEgress:     unary(s.egress),
+		wire.VerbSetPhase:   unary(s.setPhase),
 		wire.VerbCommit:     unary(s.commit),
 		wire.VerbChanges:    unary(s.changes),
 		wire.VerbStats:      unary(s.stats),
+		wire.VerbGrade:      unary(s.grade),
 		wire.VerbExec:       unary(s.exec),
 		wire.VerbWait:       unary(s.wait),
 		wire.VerbKept:       unary(s.kept),
@@ -62,7 +65,7 @@ func (s *Server) message(sb node.Sandbox) *dsecv1.Sandbox {
 	return &dsecv1.Sandbox{Id: string(sb.ID), Project: sb.Project, Spec: wire.Spec(sb.Spec), State: string(sb.State),
 		Result: wire.Result(sb.Result), Digests: sb.Digests, Created: wire.Stamp(sb.Created),
 		Changed: wire.Stamp(sb.Changed), Expires: wire.Stamp(sb.Expires), Starts: int32(sb.Starts),
-		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept), Blame: wire.Blame(sb.Blame), Network: wire.Network(sb.Network)}
+		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept), Blame: wire.Blame(sb.Blame), Network: wire.Network(sb.Network), Phase: wire.Phase(sb.Phase), Grades: wire.Grades(sb.Grades)}
 }
 
 func kept(k *node.Kept) *dsecv1.Kept {
@@ -173,6 +176,25 @@ func (s *Server) setNetwork(ctx context.Context, who caller, req *dsecv1.SetNetw
 	return &dsecv1.SetNetworkResponse{Sandbox: sb}, err
 }
 
+func (s *Server) egress(ctx context.Context, who caller, req *dsecv1.EgressRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	e, err := s.cfg.Service.Egress(ctx, id)
+	if err != nil {
+		return nil, s.ended(id, err)
+	}
+	return wire.Egress(e), nil
+}
+
+func (s *Server) setPhase(ctx context.Context, who caller, req *dsecv1.SetPhaseRequest) (proto.Message, error) {
+	sb, err := s.changed(ctx, who, req.Id, func(id dsec.SandboxID) (node.Sandbox, error) {
+		return s.cfg.Service.SetPhase(ctx, id, req.Name, req.CallId)
+	})
+	return &dsecv1.SetPhaseResponse{Sandbox: sb}, err
+}
+
 func (s *Server) commit(ctx context.Context, who caller, req *dsecv1.CommitRequest) (proto.Message, error) {
 	id, err := s.own(ctx, who, req.Id)
 	if err != nil {
@@ -200,6 +222,18 @@ func (s *Server) changes(ctx context.Context, who caller, req *dsecv1.ChangesReq
 		return nil, s.ended(id, err)
 	}
 	return wire.Changes(c), nil
+}
+
+func (s *Server) grade(ctx context.Context, who caller, req *dsecv1.GradeRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	res, err := s.cfg.Service.Grade(ctx, id, wire.GradeSpecFrom(req), req.CallId)
+	if err != nil {
+		return nil, s.ended(id, err)
+	}
+	return wire.Grade(res), nil
 }
 
 func (s *Server) stats(ctx context.Context, who caller, req *dsecv1.StatsRequest) (proto.Message, error) {

@@ -92,6 +92,9 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[stri
 
 // complete reports whether the creation had come to its end.
 func (r *Runtime) complete(rec *record, info hold.SandboxInfo) bool {
+	if len(rec.Request.Spec.Phases) > 0 && rec.Settled != rec.Starts {
+		return false
+	}
 	if len(rec.Request.Spec.Command) == 0 {
 		return true
 	}
@@ -113,6 +116,9 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 	if info.Ended && info.Asked {
 		return r.adoptKilled(ctx, sb, info)
 	}
+	if err := r.reloadProfile(ctx, sb.rec); err != nil {
+		return err
+	}
 	if err := r.mounts.Use(ctx, id, sb.rec.Request.Layers.Layers); err != nil {
 		// The sandbox lives on its own copies of the mounts; only new sandboxes need ours.
 		r.log.Warn("layer mounts of a running sandbox", "sandbox", id, "err", err)
@@ -122,7 +128,7 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 		return nil
 	}
 	r.witnessAdopted(ctx, sb.rec, info.PID)
-	if r.cfg.Network != nil && hasNetwork(sb.rec.Request.Spec.Network) {
+	if r.cfg.Network != nil && sb.rec.Request.Spec.HasLink() {
 		if err := r.cfg.Network.Restore(ctx, sb.id, sb.rec.policy()); err != nil { // what is in force stays so
 			r.log.Warn("names of a running sandbox cannot be asked for", "sandbox", id, "err", err)
 		}
@@ -135,6 +141,9 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 			return err
 		}
 		info.Held = false
+	}
+	if err := r.adoptPhase(ctx, sb, g); err != nil {
+		return err
 	}
 	if sb.paused, err = g.Frozen(); err != nil {
 		return err
@@ -214,6 +223,7 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 			errs = append(errs, r.disks.Remove(ctx, name))
 		}
 	}
+	errs = append(errs, r.removeStrayProfiles())
 	if err := errors.Join(errs...); err != nil {
 		return dsec.E(dsec.Internal, "remove strays of sandboxes", r.cfg.Dir, err)
 	}

@@ -61,7 +61,8 @@ type Runtime struct {
 	looks  atomic.Int64 // at disks, so that each has a name of its own
 
 	programs map[confine.Profile][]byte
-	rlimits  []hold.Rlimit
+	rlimits  map[confine.Profile][]hold.Rlimit
+	mac      mac
 	masks    []string
 	readOnly []string
 
@@ -109,13 +110,14 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 	}
 	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, mounts: c.Mounts, log: c.Log,
 		uids: newRanges(c.UIDBase, c.UIDRanges), slots: make(chan struct{}, c.Parallel),
-		programs: map[confine.Profile][]byte{}, rlimits: ownRlimits(), masks: confine.MaskedPaths(), readOnly: confine.ReadOnlyPaths(), exits: make(chan runtime.Exit),
+		programs: map[confine.Profile][]byte{}, rlimits: map[confine.Profile][]hold.Rlimit{}, mac: openMAC(), masks: confine.MaskedPaths(), readOnly: confine.ReadOnlyPaths(), exits: make(chan runtime.Exit),
 		sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
-	for _, p := range []confine.Profile{confine.Build, confine.Debug} {
+	for _, p := range offered() {
 		program, err := confine.Program(p, confine.Arch(goruntime.GOARCH))
 		if err != nil {
 			return nil, dsec.E(dsec.Unsupported, "compile seccomp profile", string(p), err)
 		}
+		r.rlimits[p] = ownRlimits(p)
 		r.programs[p] = program
 	}
 	r.shells = newShells(r, c.Shells)

@@ -73,7 +73,10 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 		r.forget(sb)
 		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(req.ID), context.Cause(ctx))
 	}
-	b := &build{r: r, sb: sb, rec: &record{Request: req, Begun: time.Now().UTC(), Starts: 1}, ready: r.shells.take(req.Spec.Limits)}
+	b := &build{r: r, sb: sb, rec: &record{Request: req, Begun: time.Now().UTC(), Starts: 1}, ready: r.shells.take(req.Spec.LimitsIn(0))}
+	if p := req.Spec.Phases; len(p) > 0 {
+		b.rec.Phase = p[0].Name
+	}
 	defer b.close()
 	sb.beginMaking()
 	steps := append([]lifecycle.Step{b.state(), b.disk()}, b.begin()...)
@@ -99,7 +102,10 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 	if _, err := r.profile(req.Spec.Profile); err != nil {
 		return err
 	}
-	if hasNetwork(req.Spec.Network) && r.cfg.Network == nil {
+	if err := r.CanPhase(req.Spec); err != nil {
+		return err
+	}
+	if req.Spec.HasLink() && r.cfg.Network == nil {
 		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "this node has no network for sandboxes")
 	}
 	return nil
@@ -160,6 +166,10 @@ func (r *Runtime) wrap(op string, id dsec.SandboxID, err error) error {
 func (b *build) state() lifecycle.Step {
 	return lifecycle.Step{Name: "state", Do: func(context.Context) (err error) {
 		if b.rec.UID, err = b.takeUIDs(); err != nil {
+			return err
+		}
+		if err = b.setProfile(); err != nil {
+			b.giveUIDs()
 			return err
 		}
 		dir := b.r.dir(b.sb.id)
@@ -239,7 +249,11 @@ func (b *build) prepareDir() error {
 // running sandbox.
 func (b *build) begin() []lifecycle.Step {
 	id := string(b.sb.id)
-	return []lifecycle.Step{
+	last := []lifecycle.Step{{Name: "main", Do: b.main}}
+	if b.rec.phase() >= 0 {
+		last = append([]lifecycle.Step{{Name: "phase", Do: b.bind}}, last...)
+	}
+	steps := append(b.profileLoaded(), []lifecycle.Step{
 		{Name: "cgroup", Do: b.cgroup, Undo: func(ctx context.Context) error {
 			b.sb.mu.Lock()
 			b.sb.group = nil
@@ -255,6 +269,9 @@ func (b *build) begin() []lifecycle.Step {
 		{Name: "network", Do: b.network}, // ends with the namespace
 		{Name: "root", Do: b.stack},
 		{Name: "setup", Do: func(ctx context.Context) error {
+			if err := b.settle(ctx); err != nil {
+				return err
+			}
 			if err := b.setup(ctx); err != nil {
 				return err
 			}
@@ -265,15 +282,15 @@ func (b *build) begin() []lifecycle.Step {
 			b.r.unwitness(ctx, b.sb.id)
 			return nil
 		}},
-		{Name: "main", Do: b.main},
-	}
+	}...)
+	return append(steps, last...)
 }
 
 func (b *build) cgroup(context.Context) (err error) {
 	var g *cgroup.Group
 	if b.ready != nil {
 		g = b.ready.group
-	} else if g, err = b.r.groups.Create(b.rec.group(), groupLimits(b.rec.Request.Spec.Limits)); err != nil {
+	} else if g, err = b.r.groups.Create(b.rec.group(), groupLimits(b.rec.limits())); err != nil {
 		return err
 	}
 	b.sb.mu.Lock()
@@ -294,7 +311,10 @@ func (b *build) spawn(ctx context.Context) (err error) {
 	return err
 }
 
-func (b *build) stack(context.Context) (err error) {
+func (b *build) stack(ctx context.Context) (err error) {
+	if err := b.withhold(ctx); err != nil {
+		return err
+	}
 	b.root, err = b.r.mounts.Stack(rootfs.Root{User: string(b.sb.id), Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
 	return err
 }

@@ -73,6 +73,9 @@ func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 	sb.closeRoot()
 	r.unwitness(ctx, sb.id)
 	errs = append(errs, r.groups.Remove(ctx, group))
+	if rec != nil && errors.Join(errs...) == nil {
+		errs = append(errs, r.mac.remove(rec.AppArmor))
+	}
 	r.mounts.Unuse(id)
 	errs = append(errs, r.disks.Remove(ctx, id))
 	if err := errors.Join(errs...); err != nil {
@@ -98,6 +101,9 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 	defer sb.unlock()
 	if sb.getPhase() == stopped {
 		return nil
+	}
+	if err := r.killMoving(sb); err != nil {
+		return r.wrap(op, id, err)
 	}
 	if err := r.thaw(ctx, sb); err != nil {
 		return r.wrap(op, id, err)
@@ -152,6 +158,9 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	if err := r.groups.Remove(ctx, rec.group()); err != nil {
 		return err
 	}
+	if err := r.mac.remove(rec.AppArmor); err != nil {
+		return err
+	}
 	r.mounts.Unuse(id)
 	rec.Stopped, rec.Shell, rec.Last = true, "", &last
 	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
@@ -160,7 +169,7 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	r.acknowledge(sb.id)
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
-	sb.rec, sb.group, sb.phase, sb.exit, sb.paused, sb.stopping = &rec, nil, stopped, nil, false, false
+	sb.rec, sb.group, sb.phase, sb.exit, sb.paused, sb.stopping, sb.moving = &rec, nil, stopped, nil, false, false, false
 	return nil
 }
 
@@ -181,7 +190,8 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 		}
 	}
 	rec := *sb.record()
-	rec.Stopped, rec.Begun, rec.Starts = false, time.Now().UTC(), rec.Starts+1
+	rec.Stopped, rec.Begun, rec.Starts, rec.Bound, rec.Services = false, time.Now().UTC(), rec.Starts+1, nil, nil
+	rec.arrive() // a start finishes a move
 	b := &build{r: r, sb: sb, rec: &rec}
 	defer b.close()
 	sb.beginMaking()
@@ -208,6 +218,9 @@ func (b *build) restate() lifecycle.Step {
 	return lifecycle.Step{Name: "state", Do: func(ctx context.Context) error {
 		// The commands of the run before are forgotten here, not at the stop, so that they could be read.
 		if err := errors.Join(b.r.closeDiskShell(ctx, b.sb), b.r.hold.RemoveSandbox(ctx, string(b.sb.id))); err != nil {
+			return err
+		}
+		if err := b.setProfile(); err != nil {
 			return err
 		}
 		return set(b.rec)

@@ -28,8 +28,7 @@ func (r *Runtime) Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net
 	if err != nil {
 		return nil, r.explain(op, sb, err)
 	}
-	ns.UserNS.Close()
-	defer ns.NetNS.Close()
+	defer ns.Close()
 	var errs []error
 	for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
 		c, err := dialIn(ctx, ns.NetNS, netip.AddrPortFrom(a, port))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,7 @@ import (
 	"github.com/opendsec/dsec/confine"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/linux"
+	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -27,11 +29,21 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	if err != nil {
 		return nil, err
 	}
-	if sb.isPaused() {
-		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
-	}
 	if s.ID == "" {
 		s.ID = dsec.Random(20)
+	}
+	if s.Service {
+		if err := r.noteService(ctx, sb, s.ID); err != nil {
+			return nil, err
+		}
+	}
+	done, err := sb.beginStart(ctx, op)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if sb.isPaused() {
+		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, dsec.E(dsec.ClassOf(err), op, string(id), context.Cause(ctx))
@@ -66,10 +78,17 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	if s.Cwd != "" && !path.IsAbs(s.Cwd) {
 		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.id), "working directory %s is not absolute", dsec.Quote(s.Cwd))
 	}
-	req := sb.record().Request
-	spec, image := req.Spec, req.Layers.Config
-	who, err := r.identify(ctx, sb, first(s.User, spec.User, image.User))
+	rec := sb.record()
+	spec, image := rec.Request.Spec, rec.Request.Layers.Config
+	rights, err := rec.rightsOf(sb, s)
 	if err != nil {
+		return nil, err
+	}
+	who, err := r.identify(ctx, sb, first(s.User, rights.User, spec.User, image.User))
+	if err != nil {
+		return nil, err
+	}
+	if err := rights.allow(sb, who); err != nil {
 		return nil, err
 	}
 	profile, err := r.profile(spec.Profile)
@@ -80,21 +99,32 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	locale := sb.locale
 	sb.mu.Unlock()
 	e := hold.ExecSpec{Sandbox: string(sb.id), Spec: s,
-		Env: environment(who, s.PTY != nil, locale, image.Env, spec.Env, s.Env),
+		Env: environment(who, s.PTY != nil, locale, withMirror(image.Env, rec.policy()), spec.Env, s.Env),
 		Cwd: first(s.Cwd, spec.Workdir, path.Join("/", image.Workdir)),
 		UID: who.uid, GID: who.gid, Groups: who.groups,
-		Caps: capsFor(who.uid, confine.Capabilities(profile)), NoNewPrivs: spec.NoNewPrivs,
-		Seccomp: r.programs[profile], OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
-	e.Rlimits = r.rlimits
+		Caps: capsFor(who.uid, confine.Capabilities(profile)&^rights.dropped), NoNewPrivs: spec.NoNewPrivs || rights.NoNewPrivs,
+		Landlock: rights.landlock(),
+		Seccomp:  r.programs[profile], AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
+	e.Rlimits = r.rlimits[profile]
 	r.capOutput(ctx, sb, &e.Spec)
 	return r.hold.Exec(ctx, e)
 }
 
+// withMirror adds what leads package managers to the mirror, where the policy opens
+// it: over what the image says, under what the caller does.
+func withMirror(image []string, p dsec.NetworkPolicy) []string {
+	out := slices.Clone(image)
+	for k, v := range netpolicy.MirrorEnvironment(p) {
+		out = append(out, k+"="+v)
+	}
+	return out
+}
+
 // ownRlimits are the profile's within what this process may hand on: the hold
 // was started by one like it.
-func ownRlimits() []hold.Rlimit {
+func ownRlimits(p confine.Profile) []hold.Rlimit {
 	var out []hold.Rlimit
-	for _, l := range confine.Rlimits() {
+	for _, l := range confine.Rlimits(p) {
 		var have unix.Rlimit
 		if err := unix.Getrlimit(l.Resource, &have); err == nil {
 			l = l.Within(have.Max)

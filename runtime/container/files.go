@@ -100,9 +100,12 @@ func (r *Runtime) reach(ctx context.Context, sb *sandbox, user string) (shell st
 	if rec == nil {
 		return "", who, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
 	}
-	user = first(user, rec.Request.Spec.User, rec.Request.Layers.Config.User)
+	user = first(user, rec.rights().User, rec.Request.Spec.User, rec.Request.Layers.Config.User)
 	switch sb.getPhase() {
 	case running:
+		if sb.isMoving() {
+			return "", who, betweenPhases(op, sb)
+		}
 		who, err = r.identify(ctx, sb, user)
 		return string(sb.id), who, err
 	case stopped, ended:

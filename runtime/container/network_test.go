@@ -106,6 +106,25 @@ func TestANetworkIsSetOnARunningSandbox(t *testing.T) {
 	}
 }
 
+// TestPackageManagersAreLedToTheMirror: over what the image says, under what the
+// caller does, and as long as the policy opens it.
+func TestPackageManagersAreLedToTheMirror(t *testing.T) {
+	w := newWorld(t)
+	n, err := veth.Open(t.Context(), veth.Config{Gate: testGate(t), Name: fmt.Sprintf("m%d", os.Getpid()%10_000_000), Node: newNetNS(t), DNS: []netip.Addr{}, Mirror: true})
+	must(t, err)
+	defer n.Close()
+	w.r.cfg.Network = n
+	id := w.create(t, func(r *runtime.Request) {
+		r.Spec.Network, r.Spec.Env = dsec.NetworkMirror, map[string]string{"GOPROXY": "off"}
+		r.Layers.Config.Env = append(r.Layers.Config.Env, "PIP_INDEX_URL=http://image.example")
+	})
+	show := "echo $PIP_INDEX_URL $npm_config_registry $GOPROXY; cat /etc/resolv.conf | grep -c nameserver"
+	w.want(t, id, show, "http://pypi.mirror.dsec/simple/ http://npm.mirror.dsec/ off\n1\n")
+	_, err = w.r.SetNetwork(t.Context(), id, dsec.NetworkPolicy{Mode: dsec.NetworkAllow})
+	must(t, err)
+	w.want(t, id, show, "http://image.example off\n1\n")
+}
+
 func TestNetworkNoneHasOnlyLoopback(t *testing.T) {
 	w := newWorld(t)
 	w.want(t, w.create(t), "ip link | grep -c '^[0-9]'; ip route | wc -l; test -e /etc/resolv.conf || echo none", "1\n0\nnone\n")

@@ -122,8 +122,14 @@ type diskCopy struct {
 // quiet sees to it that of a sandbox without processes nothing else has the
 // disk. The turn is held.
 func (r *Runtime) quiet(ctx context.Context, op string, sb *sandbox) error {
+	if err := sb.record().packable(op); err != nil {
+		return err
+	}
 	switch sb.getPhase() {
 	case running:
+		if sb.isMoving() {
+			return betweenPhases(op, sb)
+		}
 		return nil
 	case ended:
 		if err := r.hold.KillSandbox(ctx, string(sb.id)); err != nil {

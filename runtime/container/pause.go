@@ -24,6 +24,9 @@ func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
 	if paused {
 		return nil
 	}
+	if sb.isMoving() {
+		return betweenPhases(op, sb)
+	}
 	// The clock first: a deadline must not fire while the freezing takes its time.
 	if err := r.hold.HoldClock(ctx, string(id), true); err != nil {
 		return r.explain(op, sb, err)
@@ -47,6 +50,9 @@ func (r *Runtime) Resume(ctx context.Context, id dsec.SandboxID) error {
 	defer sb.unlock()
 	if _, err := r.live(op, id); err != nil {
 		return err
+	}
+	if sb.isMoving() {
+		return betweenPhases(op, sb)
 	}
 	return r.wrap(op, id, r.thaw(ctx, sb))
 }

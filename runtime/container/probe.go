@@ -24,7 +24,7 @@ import (
 func (r *Runtime) Probe(ctx context.Context) runtime.Report {
 	rep := runtime.Report{Tier: dsec.TierContainer, OK: true}
 	for _, c := range []func(context.Context) runtime.Check{r.probeKernel, r.probeUserNS, r.probePlan, r.probeErofs, r.probeDisk,
-		r.probeCgroup, r.probeSeccomp, r.probeHold, r.probeNetwork} {
+		r.probeCgroup, r.probeSeccomp, r.probeAppArmor, r.probeHold, r.probeNetwork} {
 		check := c(ctx)
 		rep.Checks = append(rep.Checks, check)
 		if check.Fatal && !check.OK {
@@ -117,7 +117,17 @@ func (r *Runtime) probeCgroup(context.Context) runtime.Check {
 func (r *Runtime) probeSeccomp(context.Context) runtime.Check {
 	b, err := os.ReadFile("/proc/sys/kernel/seccomp/actions_avail")
 	ok := err == nil && strings.Contains(string(b), "errno")
-	detail := fmt.Sprintf("profiles %s (%d instructions) and %s", confine.Build, len(r.programs[confine.Build])/8, confine.Debug)
+	var names []string
+	for _, p := range confine.Profiles {
+		name := fmt.Sprintf("%s (%d instructions)", p, len(r.programs[p])/8)
+		if confine.Require(p, dsec.TierContainer) != nil {
+			name = fmt.Sprintf("not %s (needs %v)", p, confine.Minimum(p))
+		} else if _, err := r.profile(string(p)); err != nil {
+			name = fmt.Sprintf("not %s (%v)", p, err)
+		}
+		names = append(names, name)
+	}
+	detail := "profiles " + strings.Join(names, ", ")
 	if !ok {
 		detail = fmt.Sprintf("the kernel has no seccomp filters: %v", err)
 	}

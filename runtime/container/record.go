@@ -26,13 +26,27 @@ type record struct {
 	Request runtime.Request `json:"request"`
 	UID     uint32          `json:"uid"`             // first uid and gid on the machine
 	Shell   string          `json:"shell,omitempty"` // whose group it lives in, and its id in the hold until Enter; none: its own
-	Begun   time.Time       `json:"begun"`           // of the last creation or start
-	Starts  int             `json:"starts"`          // 1 after creation
-	Stopped bool            `json:"stopped"`
+	// AppArmor is the profile of its processes; "": it was begun without AppArmor.
+	AppArmor string    `json:"apparmor,omitempty"`
+	Begun    time.Time `json:"begun"`  // of the last creation or start
+	Starts   int       `json:"starts"` // 1 after creation
+	Stopped  bool      `json:"stopped"`
 	// Network is the policy that was set after creation; nil: as in the request.
 	Network *dsec.NetworkPolicy `json:"network,omitempty"`
-	Still   bool                `json:"still,omitempty"` // frozen for a moment: whoever finds it so thaws it
-	Last    *runtime.Stats      `json:"last,omitempty"`  // when it stopped
+	// Phase is the one in force, Moving the one that a move has begun to; Bound are the
+	// paths that have mounts of ours on them, or may have.
+	Phase  string   `json:"phase,omitempty"`
+	Moving string   `json:"moving,omitempty"`
+	Bound  []string `json:"bound,omitempty"`
+	// Settled is Starts when the phase had come into force, before anything ran.
+	Settled int `json:"settled,omitempty"`
+	// Services are commands that outlive the first phase, by their ids.
+	Services []string `json:"services,omitempty"`
+	// Users are the uids that phases name, as the layers had them.
+	Users map[string]uint32 `json:"users,omitempty"`
+
+	Still bool           `json:"still,omitempty"` // frozen for a moment: whoever finds it so thaws it
+	Last  *runtime.Stats `json:"last,omitempty"`  // when it stopped
 }
 
 // group is the name of the control group.

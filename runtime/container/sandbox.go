@@ -5,6 +5,8 @@ import (
 	"os"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
 	"github.com/opendsec/dsec/internal/cgroup"
@@ -30,11 +32,16 @@ type sandbox struct {
 	id   dsec.SandboxID
 	turn chan struct{} // capacity 1
 
+	// starts has a share for each command that is being started; a move between phases
+	// takes all.
+	starts *semaphore.Weighted
+
 	hasDisk bool // there is a disk shell; only with the turn
 
 	mu     sync.Mutex
 	phase  phase
 	paused bool
+	moving bool // from a phase to another: nothing is started
 	// stopping: Stop is under way, so ends are no news.
 	stopping bool
 	rec      *record
@@ -49,7 +56,7 @@ type sandbox struct {
 }
 
 func newSandbox(id dsec.SandboxID) *sandbox {
-	return &sandbox{id: id, turn: make(chan struct{}, 1)}
+	return &sandbox{id: id, turn: make(chan struct{}, 1), starts: semaphore.NewWeighted(manyStarts)}
 }
 
 // lock waits for the calls before this one.
@@ -73,7 +80,7 @@ func (sb *sandbox) setPhase(p phase) {
 func (sb *sandbox) beginMaking() {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
-	sb.phase, sb.early = making, nil
+	sb.phase, sb.early, sb.moving = making, nil, false
 }
 
 func (sb *sandbox) getPhase() phase {

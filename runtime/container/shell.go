@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/confine"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/layer"
@@ -42,13 +41,6 @@ func spawnSpec(name string, g *cgroup.Group, first uint32) hold.SpawnSpec {
 	p := g.Paths()
 	return hold.SpawnSpec{ID: name, UIDBase: first, GIDBase: first, Count: idCount, Cgroup: p.Unified, Tasks: p.Tasks,
 		Account: hold.Account{OOM: p.OOM, Limit: p.Limit, Peak: p.Peak, Throttle: p.Throttle}}
-}
-
-// sysctls of a sandbox's own network namespace: what needs privilege only
-// because a machine is shared.
-var sysctls = []hold.Sysctl{
-	{Path: "net/ipv4/ping_group_range", Value: "0 65535"}, // with the profile "debug": others have no such sockets
-	{Path: "net/ipv4/ip_unprivileged_port_start", Value: "0"},
 }
 
 // enter gives PID 1 its root. The sandbox keeps the descriptor of the root to
@@ -91,14 +83,6 @@ func hostname(id dsec.SandboxID, s dsec.Spec) string {
 // one, with what the caller asked for.
 func mainProcess(req runtime.Request) process.Spec {
 	return process.Spec{ID: mainID, Main: true, Argv: slices.Concat(req.Layers.Config.Entrypoint, req.Spec.Command)}
-}
-
-func (r *Runtime) profile(name string) (confine.Profile, error) {
-	p, err := confine.ParseProfile(name)
-	if err != nil {
-		return p, dsec.E(dsec.Invalid, "choose seccomp profile", dsec.Quote(name), err)
-	}
-	return p, nil
 }
 
 // signalOf reads the image's stop signal: a number or a name of the usual ones.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -39,12 +40,19 @@ type box struct {
 	exit     *runtime.Exit // not yet acknowledged
 	oomKills int64
 	pidsPeak int64
+	phase    int    // of the spec's
+	moving   string // to which it is on its way
+	network  uint64 // generation of its policy
 }
 
 func newBox(m *Machine, r runtime.Request) *box {
 	b := &box{m: m, req: r, clock: newClock(), gone: make(chan struct{}), nextPid: 2,
 		procs: map[string]*proc{}, ports: map[uint16]chan net.Conn{}}
 	b.fs = newMemFS(r.Spec.Limits.Disk)
+	if len(r.Spec.Phases) > 0 {
+		b.network = 1
+		b.fs.hide(r.Spec.HiddenIn(0))
+	}
 	return b
 }
 
@@ -55,6 +63,10 @@ func (b *box) start(ctx context.Context) error {
 		return dsec.E(dsec.SandboxGone, "start sandbox", string(b.req.ID), nil)
 	}
 	b.running, b.expected, b.exit, b.began = true, false, nil, time.Now()
+	if b.moving != "" { // a start finishes a move
+		b.phase, b.moving = b.req.Spec.PhaseIndex(b.moving), ""
+		b.fs.hide(b.req.Spec.HiddenIn(b.phase))
+	}
 	delete(b.procs, mainExec)
 	b.mu.Unlock()
 	b.clock.set(false)
@@ -225,9 +237,13 @@ func (b *box) exec(ctx context.Context, s process.Spec) (process.Process, error)
 		p.discard()
 		return nil, dsec.E(dsec.ClassOf(err), "exec", s.ID, err)
 	}
-	if paused, _ := b.clock.state(); paused || !b.running {
+	if paused, _ := b.clock.state(); paused || !b.running || b.moving != "" {
 		p.discard()
 		return nil, dsec.Errorf(dsec.IllegalState, "exec", string(b.req.ID), "the sandbox is not running")
+	}
+	if s.Service && b.phase != 0 {
+		p.discard()
+		return nil, dsec.Errorf(dsec.IllegalState, "exec", string(b.req.ID), "services are started in the first phase")
 	}
 	if n := b.aliveLocked() + 2; n > b.req.Spec.Limits.Pids && b.req.Spec.Limits.Pids > 0 {
 		p.discard()
@@ -265,6 +281,7 @@ func (b *box) environ(s process.Spec, u user) map[string]string {
 		env[k] = v
 	}
 	env["HOME"], env["USER"] = u.home, u.name
+	maps.Copy(env, netpolicy.MirrorEnvironment(*b.req.Spec.NetworkPolicy()))
 	maps.Copy(env, b.req.Spec.Env)
 	maps.Copy(env, s.Env)
 	return env

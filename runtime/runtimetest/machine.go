@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/confine"
 	"github.com/opendsec/dsec/files"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/internal/lifecycle"
@@ -216,6 +217,13 @@ func (f *Fake) Probe(context.Context) runtime.Report {
 
 // Create builds a sandbox. Its steps have the failpoints "fake.create.*".
 func (f *Fake) Create(ctx context.Context, r runtime.Request) ([]dsec.Step, error) {
+	profile, err := confine.ParseProfile(r.Spec.Profile)
+	if err == nil {
+		err = confine.Require(profile, f.Tier())
+	}
+	if err != nil {
+		return nil, err
+	}
 	unlock, err := f.m.lock(ctx, r.ID)
 	if err != nil {
 		return nil, err

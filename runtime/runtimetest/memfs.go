@@ -38,6 +38,7 @@ type memFS struct {
 	root    *inode
 	bytes   int64           // in files that are not of the base
 	removed map[string]bool // paths of the base that are gone
+	hidden  map[string]*inode
 }
 
 // user is who a command or a file call is done as.

@@ -43,7 +43,7 @@ type suiteCase struct {
 func Run(t *testing.T, factory func(t *testing.T) *Env) {
 	e := factory(t)
 	t.Cleanup(func() { _ = e.Runtime.Close() }) // Close is tested by the reopening cases
-	cases := [][]suiteCase{lifecycleCases, execCases, outputCases, endCases, insideCases}
+	cases := [][]suiteCase{lifecycleCases, execCases, outputCases, endCases, insideCases, phaseCases}
 	for _, group := range cases {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) { c.run(t, e) })

@@ -2,12 +2,14 @@ package runtimetest
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/confine"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -17,6 +19,7 @@ var lifecycleCases = []suiteCase{
 	{"create of an equal request is a success", testCreateTwice},
 	{"create of another request is a conflict", testCreateConflict},
 	{"stop, start and destroy are idempotent", testIdempotence},
+	{"a profile is given as it is or refused", testProfiles},
 	{"a cancelled create leaves nothing", testCreateCancelled},
 	{"a cancelled create racing with its end is whole or nothing", testCreateCancelledAnywhere},
 	{"methods on an unknown id", testUnknown},
@@ -64,6 +67,29 @@ func testLifecycle(t *testing.T, e *Env) {
 	}
 	if s, ok := e.status(t, id); ok {
 		t.Fatalf("after destroy: %+v", s)
+	}
+}
+
+// A machine may lack what the tier gives elsewhere; nothing runs below the
+// minimum of its profile.
+func testProfiles(t *testing.T, e *Env) {
+	tier := e.Runtime.Tier()
+	for _, p := range confine.Profiles {
+		r := e.request(t, func(s *dsec.Spec) { s.Profile = string(p) })
+		e.destroyAtEnd(t, r.ID)
+		_, err := e.Runtime.Create(t.Context(), r)
+		switch {
+		case confine.Require(p, tier) == nil && err == nil:
+		case !errors.Is(err, dsec.Unsupported.Err()) || !strings.Contains(err.Error(), string(p)):
+			t.Errorf("%s in tier %s: %v", p, tier, err)
+		default:
+			t.Logf("refused: %v", err)
+		}
+	}
+	r := e.request(t, func(s *dsec.Spec) { s.Profile = "nosuch" })
+	e.destroyAtEnd(t, r.ID)
+	if _, err := e.Runtime.Create(t.Context(), r); !errors.Is(err, dsec.Invalid.Err()) {
+		t.Errorf("unknown profile: %v", err)
 	}
 }
 

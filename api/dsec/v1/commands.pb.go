@@ -34,6 +34,7 @@ type ExecSpec struct {
 	Head          int64                  `protobuf:"varint,8,opt,name=head,proto3" json:"head,omitempty"`                      // kept bytes per stream; 0: 1 MiB
 	Tail          int64                  `protobuf:"varint,9,opt,name=tail,proto3" json:"tail,omitempty"`                      // kept bytes per stream; 0: 1 MiB
 	OnLimit       string                 `protobuf:"bytes,10,opt,name=on_limit,json=onLimit,proto3" json:"on_limit,omitempty"` // "truncate" (default), "kill"
+	Service       bool                   `protobuf:"varint,40,opt,name=service,proto3" json:"service,omitempty"`               // started in the first phase, it outlives that, as a user that is nobody else
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -136,6 +137,13 @@ func (x *ExecSpec) GetOnLimit() string {
 		return x.OnLimit
 	}
 	return ""
+}
+
+func (x *ExecSpec) GetService() bool {
+	if x != nil {
+		return x.Service
+	}
+	return false
 }
 
 type PtySize struct {
@@ -1795,7 +1803,7 @@ var File_dsec_v1_commands_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_commands_proto_rawDesc = "" +
 	"\n" +
-	"\x16dsec/v1/commands.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc1\x02\n" +
+	"\x16dsec/v1/commands.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdb\x02\n" +
 	"\bExecSpec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12,\n" +
 	"\x03env\x18\x02 \x03(\v2\x1a.dsec.v1.ExecSpec.EnvEntryR\x03env\x12\x10\n" +
@@ -1807,7 +1815,8 @@ const file_dsec_v1_commands_proto_rawDesc = "" +
 	"\x04head\x18\b \x01(\x03R\x04head\x12\x12\n" +
 	"\x04tail\x18\t \x01(\x03R\x04tail\x12\x19\n" +
 	"\bon_limit\x18\n" +
-	" \x01(\tR\aonLimit\x1a6\n" +
+	" \x01(\tR\aonLimit\x12\x18\n" +
+	"\aservice\x18( \x01(\bR\aservice\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"1\n" +

@@ -34,18 +34,21 @@ type Spec struct {
 	User          string                 `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
 	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	Hostname      string                 `protobuf:"bytes,9,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "open"
+	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "mirror-only", "open"
 	Limits        *Limits                `protobuf:"bytes,11,opt,name=limits,proto3" json:"limits,omitempty"`
 	Lifetimes     *Lifetimes             `protobuf:"bytes,12,opt,name=lifetimes,proto3" json:"lifetimes,omitempty"`
-	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug"
+	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug", "pwn", "desktop", "nested"
 	NoNewPrivs    bool                   `protobuf:"varint,14,opt,name=no_new_privs,json=noNewPrivs,proto3" json:"no_new_privs,omitempty"`
 	Oom           string                 `protobuf:"bytes,15,opt,name=oom,proto3" json:"oom,omitempty"` // "exec" (default), "sandbox"
 	Mounts        []*HostMount           `protobuf:"bytes,16,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	Labels        map[string]string      `protobuf:"bytes,17,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	CallId        string                 `protobuf:"bytes,18,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	RolloutKey    string                 `protobuf:"bytes,19,opt,name=rollout_key,json=rolloutKey,proto3" json:"rollout_key,omitempty"`
-	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"` // of the network mode "allow-list"
-	Watch         []string               `protobuf:"bytes,55,rep,name=watch,proto3" json:"watch,omitempty"` // paths whose writes are evidence, like "/tests/**", besides those always watched
+	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"`                             // of the network mode "allow-list"
+	Phases        []*Phase               `protobuf:"bytes,40,rep,name=phases,proto3" json:"phases,omitempty"`                           // it begins in the first; none: the spec holds all its life
+	Cutoff        *timestamppb.Timestamp `protobuf:"bytes,45,opt,name=cutoff,proto3" json:"cutoff,omitempty"`                           // what is newer the mirror of packages hides; absent: nothing
+	MirrorDeny    []string               `protobuf:"bytes,46,rep,name=mirror_deny,json=mirrorDeny,proto3" json:"mirror_deny,omitempty"` // what it refuses: "pypi:requests"
+	Watch         []string               `protobuf:"bytes,55,rep,name=watch,proto3" json:"watch,omitempty"`                             // paths whose writes are evidence, like "/tests/**", besides those always watched
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -220,6 +223,27 @@ func (x *Spec) GetAllow() []*NetworkRule {
 	return nil
 }
 
+func (x *Spec) GetPhases() []*Phase {
+	if x != nil {
+		return x.Phases
+	}
+	return nil
+}
+
+func (x *Spec) GetCutoff() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Cutoff
+	}
+	return nil
+}
+
+func (x *Spec) GetMirrorDeny() []string {
+	if x != nil {
+		return x.MirrorDeny
+	}
+	return nil
+}
+
 func (x *Spec) GetWatch() []string {
 	if x != nil {
 		return x.Watch
@@ -227,20 +251,239 @@ func (x *Spec) GetWatch() []string {
 	return nil
 }
 
-// NetworkRule opens something: of a domain, or of addresses.
+// Phase is a stage with rights of its own; docs/formats/phases.md.
+type Phase struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Name             string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Network          *Network               `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"` // absent: the sandbox's own; its generation is not used
+	Users            []string               `protobuf:"bytes,3,rep,name=users,proto3" json:"users,omitempty"`
+	User             string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	DropCapabilities []string               `protobuf:"bytes,5,rep,name=drop_capabilities,json=dropCapabilities,proto3" json:"drop_capabilities,omitempty"`
+	NoNewPrivs       bool                   `protobuf:"varint,6,opt,name=no_new_privs,json=noNewPrivs,proto3" json:"no_new_privs,omitempty"`
+	Writable         []string               `protobuf:"bytes,7,rep,name=writable,proto3" json:"writable,omitempty"`
+	Executables      []string               `protobuf:"bytes,8,rep,name=executables,proto3" json:"executables,omitempty"`
+	Hide             []string               `protobuf:"bytes,9,rep,name=hide,proto3" json:"hide,omitempty"`
+	Reveal           []string               `protobuf:"bytes,10,rep,name=reveal,proto3" json:"reveal,omitempty"`
+	ReadOnly         []string               `protobuf:"bytes,11,rep,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	Limits           *Limits                `protobuf:"bytes,12,opt,name=limits,proto3" json:"limits,omitempty"` // of cpu, memory and pids
+	Back             []string               `protobuf:"bytes,13,rep,name=back,proto3" json:"back,omitempty"`
+	EndServices      bool                   `protobuf:"varint,14,opt,name=end_services,json=endServices,proto3" json:"end_services,omitempty"` // a move to it ends services, too
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Phase) Reset() {
+	*x = Phase{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Phase) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Phase) ProtoMessage() {}
+
+func (x *Phase) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Phase.ProtoReflect.Descriptor instead.
+func (*Phase) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Phase) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Phase) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+func (x *Phase) GetUsers() []string {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+func (x *Phase) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Phase) GetDropCapabilities() []string {
+	if x != nil {
+		return x.DropCapabilities
+	}
+	return nil
+}
+
+func (x *Phase) GetNoNewPrivs() bool {
+	if x != nil {
+		return x.NoNewPrivs
+	}
+	return false
+}
+
+func (x *Phase) GetWritable() []string {
+	if x != nil {
+		return x.Writable
+	}
+	return nil
+}
+
+func (x *Phase) GetExecutables() []string {
+	if x != nil {
+		return x.Executables
+	}
+	return nil
+}
+
+func (x *Phase) GetHide() []string {
+	if x != nil {
+		return x.Hide
+	}
+	return nil
+}
+
+func (x *Phase) GetReveal() []string {
+	if x != nil {
+		return x.Reveal
+	}
+	return nil
+}
+
+func (x *Phase) GetReadOnly() []string {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return nil
+}
+
+func (x *Phase) GetLimits() *Limits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *Phase) GetBack() []string {
+	if x != nil {
+		return x.Back
+	}
+	return nil
+}
+
+func (x *Phase) GetEndServices() bool {
+	if x != nil {
+		return x.EndServices
+	}
+	return false
+}
+
+// PhaseState is the phase in force.
+type PhaseState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // 1 at creation; grows with each move
+	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	Moving        string                 `protobuf:"bytes,4,opt,name=moving,proto3" json:"moving,omitempty"` // a move to it has begun and not ended: nothing runs until it is asked for again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PhaseState) Reset() {
+	*x = PhaseState{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PhaseState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PhaseState) ProtoMessage() {}
+
+func (x *PhaseState) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PhaseState.ProtoReflect.Descriptor instead.
+func (*PhaseState) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PhaseState) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PhaseState) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *PhaseState) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *PhaseState) GetMoving() string {
+	if x != nil {
+		return x.Moving
+	}
+	return ""
+}
+
+// NetworkRule opens something: of a domain, of addresses, or of the mirror of packages.
 type NetworkRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Domain        string                 `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`     // "pypi.org", or "*.pypi.org": every name below
 	Cidr          string                 `protobuf:"bytes,2,opt,name=cidr,proto3" json:"cidr,omitempty"`         // "203.0.113.0/24", or one address
 	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // "tcp" (default), "udp"; of addresses also "icmp", "any"
 	Ports         []string               `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`       // "443", "8000-8999"; default: 80 and 443 of a domain, all of addresses
+	Mirror        string                 `protobuf:"bytes,5,opt,name=mirror,proto3" json:"mirror,omitempty"`     // "pypi", "npm", "go" or "debian"; without protocol and ports
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NetworkRule) Reset() {
 	*x = NetworkRule{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -252,7 +495,7 @@ func (x *NetworkRule) String() string {
 func (*NetworkRule) ProtoMessage() {}
 
 func (x *NetworkRule) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[1]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -265,7 +508,7 @@ func (x *NetworkRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkRule.ProtoReflect.Descriptor instead.
 func (*NetworkRule) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{1}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *NetworkRule) GetDomain() string {
@@ -296,6 +539,13 @@ func (x *NetworkRule) GetPorts() []string {
 	return nil
 }
 
+func (x *NetworkRule) GetMirror() string {
+	if x != nil {
+		return x.Mirror
+	}
+	return ""
+}
+
 // Network is what a sandbox may reach now.
 type Network struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -308,7 +558,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -320,7 +570,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[2]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -333,7 +583,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{2}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Network) GetMode() string {
@@ -365,13 +615,14 @@ type Limits struct {
 	Pids          int64                  `protobuf:"varint,4,opt,name=pids,proto3" json:"pids,omitempty"`
 	Disk          int64                  `protobuf:"varint,5,opt,name=disk,proto3" json:"disk,omitempty"`
 	Output        int64                  `protobuf:"varint,6,opt,name=output,proto3" json:"output,omitempty"`
+	Bandwidth     int64                  `protobuf:"varint,7,opt,name=bandwidth,proto3" json:"bandwidth,omitempty"` // bytes a second of its network, each way; 0: what the machine can
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -383,7 +634,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -396,7 +647,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Limits) GetCpu() float64 {
@@ -441,6 +692,13 @@ func (x *Limits) GetOutput() int64 {
 	return 0
 }
 
+func (x *Limits) GetBandwidth() int64 {
+	if x != nil {
+		return x.Bandwidth
+	}
+	return 0
+}
+
 type Lifetimes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Idle          float64                `protobuf:"fixed64,1,opt,name=idle,proto3" json:"idle,omitempty"`
@@ -453,7 +711,7 @@ type Lifetimes struct {
 
 func (x *Lifetimes) Reset() {
 	*x = Lifetimes{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -465,7 +723,7 @@ func (x *Lifetimes) String() string {
 func (*Lifetimes) ProtoMessage() {}
 
 func (x *Lifetimes) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -478,7 +736,7 @@ func (x *Lifetimes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lifetimes.ProtoReflect.Descriptor instead.
 func (*Lifetimes) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Lifetimes) GetIdle() float64 {
@@ -519,7 +777,7 @@ type HostMount struct {
 
 func (x *HostMount) Reset() {
 	*x = HostMount{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -531,7 +789,7 @@ func (x *HostMount) String() string {
 func (*HostMount) ProtoMessage() {}
 
 func (x *HostMount) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -544,7 +802,7 @@ func (x *HostMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostMount.ProtoReflect.Descriptor instead.
 func (*HostMount) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HostMount) GetSource() string {
@@ -578,13 +836,15 @@ type Sandbox struct {
 	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"`       // absent: its disk is not kept
 	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"`     // what it is blamed on; absent: nothing
 	Network       *Network               `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"` // absent: as in its spec, never changed
+	Phase         *PhaseState            `protobuf:"bytes,40,opt,name=phase,proto3" json:"phase,omitempty"`     // absent: it has no phases
+	Grades        []*GradeResponse       `protobuf:"bytes,50,rep,name=grades,proto3" json:"grades,omitempty"`   // the last ones, oldest first; a list leaves them out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -596,7 +856,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -609,7 +869,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Sandbox) GetId() string {
@@ -717,6 +977,20 @@ func (x *Sandbox) GetNetwork() *Network {
 	return nil
 }
 
+func (x *Sandbox) GetPhase() *PhaseState {
+	if x != nil {
+		return x.Phase
+	}
+	return nil
+}
+
+func (x *Sandbox) GetGrades() []*GradeResponse {
+	if x != nil {
+		return x.Grades
+	}
+	return nil
+}
+
 // Blame is what a sandbox is blamed on that is not its doing. It becomes the
 // cause of its end, unless a policy, a preemption or the platform itself ends it:
 // what the sandbox did since then may come of that.
@@ -731,7 +1005,7 @@ type Blame struct {
 
 func (x *Blame) Reset() {
 	*x = Blame{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -743,7 +1017,7 @@ func (x *Blame) String() string {
 func (*Blame) ProtoMessage() {}
 
 func (x *Blame) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -756,7 +1030,7 @@ func (x *Blame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blame.ProtoReflect.Descriptor instead.
 func (*Blame) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Blame) GetCause() string {
@@ -792,7 +1066,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +1078,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +1091,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Kept) GetDigest() string {
@@ -850,7 +1124,7 @@ type CreateRequest struct {
 
 func (x *CreateRequest) Reset() {
 	*x = CreateRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -862,7 +1136,7 @@ func (x *CreateRequest) String() string {
 func (*CreateRequest) ProtoMessage() {}
 
 func (x *CreateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -875,7 +1149,7 @@ func (x *CreateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRequest.ProtoReflect.Descriptor instead.
 func (*CreateRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateRequest) GetSpec() *Spec {
@@ -894,7 +1168,7 @@ type CreateResponse struct {
 
 func (x *CreateResponse) Reset() {
 	*x = CreateResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -906,7 +1180,7 @@ func (x *CreateResponse) String() string {
 func (*CreateResponse) ProtoMessage() {}
 
 func (x *CreateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -919,7 +1193,7 @@ func (x *CreateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateResponse.ProtoReflect.Descriptor instead.
 func (*CreateResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CreateResponse) GetSandbox() *Sandbox {
@@ -943,7 +1217,7 @@ type CreateManyRequest struct {
 
 func (x *CreateManyRequest) Reset() {
 	*x = CreateManyRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1229,7 @@ func (x *CreateManyRequest) String() string {
 func (*CreateManyRequest) ProtoMessage() {}
 
 func (x *CreateManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1242,7 @@ func (x *CreateManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateManyRequest.ProtoReflect.Descriptor instead.
 func (*CreateManyRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CreateManyRequest) GetSpecs() []*Spec {
@@ -1006,7 +1280,7 @@ type CreateManyResponse struct {
 
 func (x *CreateManyResponse) Reset() {
 	*x = CreateManyResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1292,7 @@ func (x *CreateManyResponse) String() string {
 func (*CreateManyResponse) ProtoMessage() {}
 
 func (x *CreateManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1305,7 @@ func (x *CreateManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateManyResponse.ProtoReflect.Descriptor instead.
 func (*CreateManyResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateManyResponse) GetIndex() int32 {
@@ -1091,7 +1365,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1377,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1390,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetRequest) GetId() string {
@@ -1135,7 +1409,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1147,7 +1421,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1160,7 +1434,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetResponse) GetSandbox() *Sandbox {
@@ -1185,7 +1459,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1197,7 +1471,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1210,7 +1484,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListRequest) GetStates() []string {
@@ -1273,7 +1547,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1285,7 +1559,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1298,7 +1572,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListResponse) GetSandboxes() []*Sandbox {
@@ -1332,7 +1606,7 @@ type StartRequest struct {
 
 func (x *StartRequest) Reset() {
 	*x = StartRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1344,7 +1618,7 @@ func (x *StartRequest) String() string {
 func (*StartRequest) ProtoMessage() {}
 
 func (x *StartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[17]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1357,7 +1631,7 @@ func (x *StartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRequest.ProtoReflect.Descriptor instead.
 func (*StartRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{17}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StartRequest) GetId() string {
@@ -1383,7 +1657,7 @@ type StartResponse struct {
 
 func (x *StartResponse) Reset() {
 	*x = StartResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1395,7 +1669,7 @@ func (x *StartResponse) String() string {
 func (*StartResponse) ProtoMessage() {}
 
 func (x *StartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[18]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1408,7 +1682,7 @@ func (x *StartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartResponse.ProtoReflect.Descriptor instead.
 func (*StartResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{18}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StartResponse) GetSandbox() *Sandbox {
@@ -1429,7 +1703,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1441,7 +1715,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[19]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1454,7 +1728,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{19}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StopRequest) GetId() string {
@@ -1487,7 +1761,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1773,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[20]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1786,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{20}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StopResponse) GetSandbox() *Sandbox {
@@ -1532,7 +1806,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1544,7 +1818,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[21]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1557,7 +1831,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{21}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteRequest) GetId() string {
@@ -1583,7 +1857,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1869,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[22]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1882,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{22}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteResponse) GetExisted() bool {
@@ -1628,7 +1902,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +1914,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[23]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +1927,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{23}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -1679,7 +1953,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1965,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[24]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1978,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{24}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PauseResponse) GetSandbox() *Sandbox {
@@ -1724,7 +1998,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +2010,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[25]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +2023,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{25}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -1775,7 +2049,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +2061,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[26]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +2074,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{26}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ResumeResponse) GetSandbox() *Sandbox {
@@ -1821,7 +2095,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1833,7 +2107,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[27]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1846,7 +2120,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{27}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RenewRequest) GetId() string {
@@ -1879,7 +2153,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +2165,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[28]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +2178,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{28}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RenewResponse) GetSandbox() *Sandbox {
@@ -1926,7 +2200,7 @@ type SetNetworkRequest struct {
 
 func (x *SetNetworkRequest) Reset() {
 	*x = SetNetworkRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +2212,7 @@ func (x *SetNetworkRequest) String() string {
 func (*SetNetworkRequest) ProtoMessage() {}
 
 func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +2225,7 @@ func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetNetworkRequest) GetId() string {
@@ -1991,7 +2265,7 @@ type SetNetworkResponse struct {
 
 func (x *SetNetworkResponse) Reset() {
 	*x = SetNetworkResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2003,7 +2277,7 @@ func (x *SetNetworkResponse) String() string {
 func (*SetNetworkResponse) ProtoMessage() {}
 
 func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2016,10 +2290,335 @@ func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*SetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetNetworkResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type EgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressRequest) Reset() {
+	*x = EgressRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressRequest) ProtoMessage() {}
+
+func (x *EgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressRequest.ProtoReflect.Descriptor instead.
+func (*EgressRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *EgressRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type EgressResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Rows           []*EgressRow           `protobuf:"bytes,1,rep,name=rows,proto3" json:"rows,omitempty"`
+	PacketsOut     int64                  `protobuf:"varint,2,opt,name=packets_out,json=packetsOut,proto3" json:"packets_out,omitempty"` // all, whatever opened them
+	BytesOut       int64                  `protobuf:"varint,3,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`       // of these, with their headers
+	PacketsIn      int64                  `protobuf:"varint,4,opt,name=packets_in,json=packetsIn,proto3" json:"packets_in,omitempty"`
+	PacketsRefused int64                  `protobuf:"varint,5,opt,name=packets_refused,json=packetsRefused,proto3" json:"packets_refused,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *EgressResponse) Reset() {
+	*x = EgressResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressResponse) ProtoMessage() {}
+
+func (x *EgressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
+func (*EgressResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *EgressResponse) GetRows() []*EgressRow {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
+func (x *EgressResponse) GetPacketsOut() int64 {
+	if x != nil {
+		return x.PacketsOut
+	}
+	return 0
+}
+
+func (x *EgressResponse) GetBytesOut() int64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *EgressResponse) GetPacketsIn() int64 {
+	if x != nil {
+		return x.PacketsIn
+	}
+	return 0
+}
+
+func (x *EgressResponse) GetPacketsRefused() int64 {
+	if x != nil {
+		return x.PacketsRefused
+	}
+	return 0
+}
+
+// EgressRow counts connections to one place.
+type EgressRow struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // as the sandbox said it
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // empty: of all that had no room for rows of their own
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	Refused       string                 `protobuf:"bytes,4,opt,name=refused,proto3" json:"refused,omitempty"` // why; empty: they were let through
+	Connections   int64                  `protobuf:"varint,5,opt,name=connections,proto3" json:"connections,omitempty"`
+	BytesOut      int64                  `protobuf:"varint,6,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"` // that the sandbox has sent
+	BytesIn       int64                  `protobuf:"varint,7,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	Last          *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressRow) Reset() {
+	*x = EgressRow{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressRow) ProtoMessage() {}
+
+func (x *EgressRow) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressRow.ProtoReflect.Descriptor instead.
+func (*EgressRow) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *EgressRow) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EgressRow) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *EgressRow) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *EgressRow) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *EgressRow) GetConnections() int64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *EgressRow) GetBytesOut() int64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *EgressRow) GetBytesIn() int64 {
+	if x != nil {
+		return x.BytesIn
+	}
+	return 0
+}
+
+func (x *EgressRow) GetLast() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+type SetPhaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	CallId        string                 `protobuf:"bytes,3,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPhaseRequest) Reset() {
+	*x = SetPhaseRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPhaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPhaseRequest) ProtoMessage() {}
+
+func (x *SetPhaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPhaseRequest.ProtoReflect.Descriptor instead.
+func (*SetPhaseRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *SetPhaseRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SetPhaseRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetPhaseRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+type SetPhaseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"` // with the generation that is in force
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPhaseResponse) Reset() {
+	*x = SetPhaseResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPhaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPhaseResponse) ProtoMessage() {}
+
+func (x *SetPhaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPhaseResponse.ProtoReflect.Descriptor instead.
+func (*SetPhaseResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *SetPhaseResponse) GetSandbox() *Sandbox {
 	if x != nil {
 		return x.Sandbox
 	}
@@ -2038,7 +2637,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2649,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2662,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -2110,7 +2709,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2721,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2734,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CommitResponse) GetDigest() string {
@@ -2209,7 +2808,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2221,7 +2820,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2234,7 +2833,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Scrub) GetHistories() bool {
@@ -2295,7 +2894,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +2906,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +2919,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ScrubReport) GetVersion() int32 {
@@ -2392,7 +2991,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +3003,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +3016,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Finding) GetPath() string {
@@ -2469,7 +3068,7 @@ type Lineage struct {
 
 func (x *Lineage) Reset() {
 	*x = Lineage{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +3080,7 @@ func (x *Lineage) String() string {
 func (*Lineage) ProtoMessage() {}
 
 func (x *Lineage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +3093,7 @@ func (x *Lineage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lineage.ProtoReflect.Descriptor instead.
 func (*Lineage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Lineage) GetParents() []string {
@@ -2542,7 +3141,7 @@ type ChangesRequest struct {
 
 func (x *ChangesRequest) Reset() {
 	*x = ChangesRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +3153,7 @@ func (x *ChangesRequest) String() string {
 func (*ChangesRequest) ProtoMessage() {}
 
 func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +3166,7 @@ func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
 func (*ChangesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ChangesRequest) GetId() string {
@@ -2598,7 +3197,7 @@ type ChangesResponse struct {
 
 func (x *ChangesResponse) Reset() {
 	*x = ChangesResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2610,7 +3209,7 @@ func (x *ChangesResponse) String() string {
 func (*ChangesResponse) ProtoMessage() {}
 
 func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2623,7 +3222,7 @@ func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesResponse.ProtoReflect.Descriptor instead.
 func (*ChangesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ChangesResponse) GetChanges() []*Change {
@@ -2680,7 +3279,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2692,7 +3291,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2705,7 +3304,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Change) GetKind() string {
@@ -2745,7 +3344,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +3356,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +3369,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -2800,7 +3399,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2812,7 +3411,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2825,7 +3424,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StatsResponse) GetCpu() float64 {
@@ -2912,6 +3511,223 @@ func (x *StatsResponse) GetPidsDenied() int64 {
 	return 0
 }
 
+// GradeRequest asks for a grading, see docs/formats/grade.md.
+type GradeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	CallId        string                 `protobuf:"bytes,2,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	Where         string                 `protobuf:"bytes,3,opt,name=where,proto3" json:"where,omitempty"` // "fresh" (default), "same"
+	Command       []string               `protobuf:"bytes,4,rep,name=command,proto3" json:"command,omitempty"`
+	Paths         []string               `protobuf:"bytes,5,rep,name=paths,proto3" json:"paths,omitempty"`     // declared; none: the working directory
+	Exclude       []string               `protobuf:"bytes,6,rep,name=exclude,proto3" json:"exclude,omitempty"` // globs of whole paths
+	Env           map[string]string      `protobuf:"bytes,7,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
+	User          string                 `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`          // default "60606:60606"
+	Timeout       float64                `protobuf:"fixed64,10,opt,name=timeout,proto3" json:"timeout,omitempty"` // seconds; default 600
+	Layers        []string               `protobuf:"bytes,11,rep,name=layers,proto3" json:"layers,omitempty"`     // only the grader gets them
+	Files         []*GradeFile           `protobuf:"bytes,12,rep,name=files,proto3" json:"files,omitempty"`       // only the grader gets them
+	Network       string                 `protobuf:"bytes,13,opt,name=network,proto3" json:"network,omitempty"`   // default "none"
+	Allow         []*NetworkRule         `protobuf:"bytes,14,rep,name=allow,proto3" json:"allow,omitempty"`
+	Limits        *Limits                `protobuf:"bytes,15,opt,name=limits,proto3" json:"limits,omitempty"` // zero fields: those of the sandbox
+	Verify        []string               `protobuf:"bytes,16,rep,name=verify,proto3" json:"verify,omitempty"` // of "same"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GradeRequest) Reset() {
+	*x = GradeRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GradeRequest) ProtoMessage() {}
+
+func (x *GradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GradeRequest.ProtoReflect.Descriptor instead.
+func (*GradeRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *GradeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetWhere() string {
+	if x != nil {
+		return x.Where
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetExclude() []string {
+	if x != nil {
+		return x.Exclude
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetWorkdir() string {
+	if x != nil {
+		return x.Workdir
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetTimeout() float64 {
+	if x != nil {
+		return x.Timeout
+	}
+	return 0
+}
+
+func (x *GradeRequest) GetLayers() []string {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetFiles() []*GradeFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *GradeRequest) GetAllow() []*NetworkRule {
+	if x != nil {
+		return x.Allow
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetLimits() *Limits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *GradeRequest) GetVerify() []string {
+	if x != nil {
+		return x.Verify
+	}
+	return nil
+}
+
+type GradeFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GradeFile) Reset() {
+	*x = GradeFile{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GradeFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GradeFile) ProtoMessage() {}
+
+func (x *GradeFile) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GradeFile.ProtoReflect.Descriptor instead.
+func (*GradeFile) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *GradeFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *GradeFile) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type AuditRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2924,7 +3740,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2936,7 +3752,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2949,7 +3765,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AuditRequest) GetId() string {
@@ -2989,7 +3805,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3817,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3830,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AuditResponse) GetRecord() *AuditRecord {
@@ -3047,7 +3863,7 @@ type AuditRecord struct {
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3059,7 +3875,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3072,7 +3888,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{44}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AuditRecord) GetSeq() uint64 {
@@ -3177,7 +3993,7 @@ var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfb\x05\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\x06\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -3201,25 +4017,55 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\acall_id\x18\x12 \x01(\tR\x06callId\x12\x1f\n" +
 	"\vrollout_key\x18\x13 \x01(\tR\n" +
 	"rolloutKey\x12*\n" +
-	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x14\n" +
+	"\x05allow\x18\x14 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12&\n" +
+	"\x06phases\x18( \x03(\v2\x0e.dsec.v1.PhaseR\x06phases\x122\n" +
+	"\x06cutoff\x18- \x01(\v2\x1a.google.protobuf.TimestampR\x06cutoff\x12\x1f\n" +
+	"\vmirror_deny\x18. \x03(\tR\n" +
+	"mirrorDeny\x12\x14\n" +
 	"\x05watch\x187 \x03(\tR\x05watch\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\x03\n" +
+	"\x05Phase\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12*\n" +
+	"\anetwork\x18\x02 \x01(\v2\x10.dsec.v1.NetworkR\anetwork\x12\x14\n" +
+	"\x05users\x18\x03 \x03(\tR\x05users\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x12+\n" +
+	"\x11drop_capabilities\x18\x05 \x03(\tR\x10dropCapabilities\x12 \n" +
+	"\fno_new_privs\x18\x06 \x01(\bR\n" +
+	"noNewPrivs\x12\x1a\n" +
+	"\bwritable\x18\a \x03(\tR\bwritable\x12 \n" +
+	"\vexecutables\x18\b \x03(\tR\vexecutables\x12\x12\n" +
+	"\x04hide\x18\t \x03(\tR\x04hide\x12\x16\n" +
+	"\x06reveal\x18\n" +
+	" \x03(\tR\x06reveal\x12\x1b\n" +
+	"\tread_only\x18\v \x03(\tR\breadOnly\x12'\n" +
+	"\x06limits\x18\f \x01(\v2\x0f.dsec.v1.LimitsR\x06limits\x12\x12\n" +
+	"\x04back\x18\r \x03(\tR\x04back\x12!\n" +
+	"\fend_services\x18\x0e \x01(\bR\vendServices\"\x8a\x01\n" +
+	"\n" +
+	"PhaseState\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06moving\x18\x04 \x01(\tR\x06moving\"\x83\x01\n" +
 	"\vNetworkRule\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x14\n" +
-	"\x05ports\x18\x04 \x03(\tR\x05ports\"i\n" +
+	"\x05ports\x18\x04 \x03(\tR\x05ports\x12\x16\n" +
+	"\x06mirror\x18\x05 \x01(\tR\x06mirror\"i\n" +
 	"\aNetwork\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12*\n" +
 	"\x05allow\x18\x02 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation\"\x91\x01\n" +
+	"generation\"\xaf\x01\n" +
 	"\x06Limits\x12\x10\n" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12\x1d\n" +
 	"\n" +
@@ -3227,7 +4073,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06memory\x18\x03 \x01(\x03R\x06memory\x12\x12\n" +
 	"\x04pids\x18\x04 \x01(\x03R\x04pids\x12\x12\n" +
 	"\x04disk\x18\x05 \x01(\x03R\x04disk\x12\x16\n" +
-	"\x06output\x18\x06 \x01(\x03R\x06output\"z\n" +
+	"\x06output\x18\x06 \x01(\x03R\x06output\x12\x1c\n" +
+	"\tbandwidth\x18\a \x01(\x03R\tbandwidth\"z\n" +
 	"\tLifetimes\x12\x12\n" +
 	"\x04idle\x18\x01 \x01(\x01R\x04idle\x12\x1a\n" +
 	"\blifetime\x18\x02 \x01(\x01R\blifetime\x12\x1c\n" +
@@ -3236,7 +4083,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"keepFailed\";\n" +
 	"\tHostMount\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\x97\x04\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xf2\x04\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12!\n" +
@@ -3253,7 +4100,9 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x04node\x18\f \x01(\tR\x04node\x12!\n" +
 	"\x04kept\x18\r \x01(\v2\r.dsec.v1.KeptR\x04kept\x12$\n" +
 	"\x05blame\x18\x0e \x01(\v2\x0e.dsec.v1.BlameR\x05blame\x12*\n" +
-	"\anetwork\x18\x0f \x01(\v2\x10.dsec.v1.NetworkR\anetwork\"k\n" +
+	"\anetwork\x18\x0f \x01(\v2\x10.dsec.v1.NetworkR\anetwork\x12)\n" +
+	"\x05phase\x18( \x01(\v2\x13.dsec.v1.PhaseStateR\x05phase\x12.\n" +
+	"\x06grades\x182 \x03(\v2\x16.dsec.v1.GradeResponseR\x06grades\"k\n" +
 	"\x05Blame\x12\x14\n" +
 	"\x05cause\x18\x01 \x01(\tR\x05cause\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
@@ -3334,6 +4183,31 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05allow\x18\x03 \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12\x17\n" +
 	"\acall_id\x18\x04 \x01(\tR\x06callId\"@\n" +
 	"\x12SetNetworkResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"\x1f\n" +
+	"\rEgressRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xbe\x01\n" +
+	"\x0eEgressResponse\x12&\n" +
+	"\x04rows\x18\x01 \x03(\v2\x12.dsec.v1.EgressRowR\x04rows\x12\x1f\n" +
+	"\vpackets_out\x18\x02 \x01(\x03R\n" +
+	"packetsOut\x12\x1b\n" +
+	"\tbytes_out\x18\x03 \x01(\x03R\bbytesOut\x12\x1d\n" +
+	"\n" +
+	"packets_in\x18\x04 \x01(\x03R\tpacketsIn\x12'\n" +
+	"\x0fpackets_refused\x18\x05 \x01(\x03R\x0epacketsRefused\"\xf1\x01\n" +
+	"\tEgressRow\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x18\n" +
+	"\arefused\x18\x04 \x01(\tR\arefused\x12 \n" +
+	"\vconnections\x18\x05 \x01(\x03R\vconnections\x12\x1b\n" +
+	"\tbytes_out\x18\x06 \x01(\x03R\bbytesOut\x12\x19\n" +
+	"\bbytes_in\x18\a \x01(\x03R\abytesIn\x12.\n" +
+	"\x04last\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x04last\"N\n" +
+	"\x0fSetPhaseRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x17\n" +
+	"\acall_id\x18\x03 \x01(\tR\x06callId\">\n" +
+	"\x10SetPhaseResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"p\n" +
 	"\rCommitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
@@ -3413,7 +4287,31 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x03R\tdiskLimit\x12\x1b\n" +
 	"\toom_kills\x18\v \x01(\x03R\boomKills\x12\x1f\n" +
 	"\vpids_denied\x18\f \x01(\x03R\n" +
-	"pidsDenied\"b\n" +
+	"pidsDenied\"\x92\x04\n" +
+	"\fGradeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\acall_id\x18\x02 \x01(\tR\x06callId\x12\x14\n" +
+	"\x05where\x18\x03 \x01(\tR\x05where\x12\x18\n" +
+	"\acommand\x18\x04 \x03(\tR\acommand\x12\x14\n" +
+	"\x05paths\x18\x05 \x03(\tR\x05paths\x12\x18\n" +
+	"\aexclude\x18\x06 \x03(\tR\aexclude\x120\n" +
+	"\x03env\x18\a \x03(\v2\x1e.dsec.v1.GradeRequest.EnvEntryR\x03env\x12\x18\n" +
+	"\aworkdir\x18\b \x01(\tR\aworkdir\x12\x12\n" +
+	"\x04user\x18\t \x01(\tR\x04user\x12\x18\n" +
+	"\atimeout\x18\n" +
+	" \x01(\x01R\atimeout\x12\x16\n" +
+	"\x06layers\x18\v \x03(\tR\x06layers\x12(\n" +
+	"\x05files\x18\f \x03(\v2\x12.dsec.v1.GradeFileR\x05files\x12\x18\n" +
+	"\anetwork\x18\r \x01(\tR\anetwork\x12*\n" +
+	"\x05allow\x18\x0e \x03(\v2\x14.dsec.v1.NetworkRuleR\x05allow\x12'\n" +
+	"\x06limits\x18\x0f \x01(\v2\x0f.dsec.v1.LimitsR\x06limits\x12\x16\n" +
+	"\x06verify\x18\x10 \x03(\tR\x06verify\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"3\n" +
+	"\tGradeFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"b\n" +
 	"\fAuditRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05since\x18\x02 \x01(\x04R\x05since\x12\x14\n" +
@@ -3436,7 +4334,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06detail\x18\v \x01(\tR\x06detail\x12\x12\n" +
 	"\x04exec\x18\f \x01(\tR\x04exec\x12\x14\n" +
 	"\x05phase\x18\r \x01(\tR\x05phase\x12\x14\n" +
-	"\x05count\x18\x0e \x01(\x03R\x05count2\xfb\x06\n" +
+	"\x05count\x18\x0e \x01(\x03R\x05count2\xaf\b\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -3451,9 +4349,12 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05Renew\x12\x15.dsec.v1.RenewRequest\x1a\x16.dsec.v1.RenewResponse\x12E\n" +
 	"\n" +
 	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x129\n" +
+	"\x06Egress\x12\x16.dsec.v1.EgressRequest\x1a\x17.dsec.v1.EgressResponse\x12?\n" +
+	"\bSetPhase\x12\x18.dsec.v1.SetPhaseRequest\x1a\x19.dsec.v1.SetPhaseResponse\x129\n" +
 	"\x06Commit\x12\x16.dsec.v1.CommitRequest\x1a\x17.dsec.v1.CommitResponse\x12<\n" +
 	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
-	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponse\x128\n" +
+	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponse\x126\n" +
+	"\x05Grade\x12\x15.dsec.v1.GradeRequest\x1a\x16.dsec.v1.GradeResponse\x128\n" +
 	"\x05Audit\x12\x15.dsec.v1.AuditRequest\x1a\x16.dsec.v1.AuditResponse0\x01B-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 
 var (
@@ -3468,140 +4369,171 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
-	(*NetworkRule)(nil),           // 1: dsec.v1.NetworkRule
-	(*Network)(nil),               // 2: dsec.v1.Network
-	(*Limits)(nil),                // 3: dsec.v1.Limits
-	(*Lifetimes)(nil),             // 4: dsec.v1.Lifetimes
-	(*HostMount)(nil),             // 5: dsec.v1.HostMount
-	(*Sandbox)(nil),               // 6: dsec.v1.Sandbox
-	(*Blame)(nil),                 // 7: dsec.v1.Blame
-	(*Kept)(nil),                  // 8: dsec.v1.Kept
-	(*CreateRequest)(nil),         // 9: dsec.v1.CreateRequest
-	(*CreateResponse)(nil),        // 10: dsec.v1.CreateResponse
-	(*CreateManyRequest)(nil),     // 11: dsec.v1.CreateManyRequest
-	(*CreateManyResponse)(nil),    // 12: dsec.v1.CreateManyResponse
-	(*GetRequest)(nil),            // 13: dsec.v1.GetRequest
-	(*GetResponse)(nil),           // 14: dsec.v1.GetResponse
-	(*ListRequest)(nil),           // 15: dsec.v1.ListRequest
-	(*ListResponse)(nil),          // 16: dsec.v1.ListResponse
-	(*StartRequest)(nil),          // 17: dsec.v1.StartRequest
-	(*StartResponse)(nil),         // 18: dsec.v1.StartResponse
-	(*StopRequest)(nil),           // 19: dsec.v1.StopRequest
-	(*StopResponse)(nil),          // 20: dsec.v1.StopResponse
-	(*DeleteRequest)(nil),         // 21: dsec.v1.DeleteRequest
-	(*DeleteResponse)(nil),        // 22: dsec.v1.DeleteResponse
-	(*PauseRequest)(nil),          // 23: dsec.v1.PauseRequest
-	(*PauseResponse)(nil),         // 24: dsec.v1.PauseResponse
-	(*ResumeRequest)(nil),         // 25: dsec.v1.ResumeRequest
-	(*ResumeResponse)(nil),        // 26: dsec.v1.ResumeResponse
-	(*RenewRequest)(nil),          // 27: dsec.v1.RenewRequest
-	(*RenewResponse)(nil),         // 28: dsec.v1.RenewResponse
-	(*SetNetworkRequest)(nil),     // 29: dsec.v1.SetNetworkRequest
-	(*SetNetworkResponse)(nil),    // 30: dsec.v1.SetNetworkResponse
-	(*CommitRequest)(nil),         // 31: dsec.v1.CommitRequest
-	(*CommitResponse)(nil),        // 32: dsec.v1.CommitResponse
-	(*Scrub)(nil),                 // 33: dsec.v1.Scrub
-	(*ScrubReport)(nil),           // 34: dsec.v1.ScrubReport
-	(*Finding)(nil),               // 35: dsec.v1.Finding
-	(*Lineage)(nil),               // 36: dsec.v1.Lineage
-	(*ChangesRequest)(nil),        // 37: dsec.v1.ChangesRequest
-	(*ChangesResponse)(nil),       // 38: dsec.v1.ChangesResponse
-	(*Change)(nil),                // 39: dsec.v1.Change
-	(*StatsRequest)(nil),          // 40: dsec.v1.StatsRequest
-	(*StatsResponse)(nil),         // 41: dsec.v1.StatsResponse
-	(*AuditRequest)(nil),          // 42: dsec.v1.AuditRequest
-	(*AuditResponse)(nil),         // 43: dsec.v1.AuditResponse
-	(*AuditRecord)(nil),           // 44: dsec.v1.AuditRecord
-	nil,                           // 45: dsec.v1.Spec.EnvEntry
-	nil,                           // 46: dsec.v1.Spec.LabelsEntry
-	nil,                           // 47: dsec.v1.ListRequest.LabelsEntry
-	(*Result)(nil),                // 48: dsec.v1.Result
-	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
-	(*Step)(nil),                  // 50: dsec.v1.Step
-	(*ErrorDetail)(nil),           // 51: dsec.v1.ErrorDetail
+	(*Phase)(nil),                 // 1: dsec.v1.Phase
+	(*PhaseState)(nil),            // 2: dsec.v1.PhaseState
+	(*NetworkRule)(nil),           // 3: dsec.v1.NetworkRule
+	(*Network)(nil),               // 4: dsec.v1.Network
+	(*Limits)(nil),                // 5: dsec.v1.Limits
+	(*Lifetimes)(nil),             // 6: dsec.v1.Lifetimes
+	(*HostMount)(nil),             // 7: dsec.v1.HostMount
+	(*Sandbox)(nil),               // 8: dsec.v1.Sandbox
+	(*Blame)(nil),                 // 9: dsec.v1.Blame
+	(*Kept)(nil),                  // 10: dsec.v1.Kept
+	(*CreateRequest)(nil),         // 11: dsec.v1.CreateRequest
+	(*CreateResponse)(nil),        // 12: dsec.v1.CreateResponse
+	(*CreateManyRequest)(nil),     // 13: dsec.v1.CreateManyRequest
+	(*CreateManyResponse)(nil),    // 14: dsec.v1.CreateManyResponse
+	(*GetRequest)(nil),            // 15: dsec.v1.GetRequest
+	(*GetResponse)(nil),           // 16: dsec.v1.GetResponse
+	(*ListRequest)(nil),           // 17: dsec.v1.ListRequest
+	(*ListResponse)(nil),          // 18: dsec.v1.ListResponse
+	(*StartRequest)(nil),          // 19: dsec.v1.StartRequest
+	(*StartResponse)(nil),         // 20: dsec.v1.StartResponse
+	(*StopRequest)(nil),           // 21: dsec.v1.StopRequest
+	(*StopResponse)(nil),          // 22: dsec.v1.StopResponse
+	(*DeleteRequest)(nil),         // 23: dsec.v1.DeleteRequest
+	(*DeleteResponse)(nil),        // 24: dsec.v1.DeleteResponse
+	(*PauseRequest)(nil),          // 25: dsec.v1.PauseRequest
+	(*PauseResponse)(nil),         // 26: dsec.v1.PauseResponse
+	(*ResumeRequest)(nil),         // 27: dsec.v1.ResumeRequest
+	(*ResumeResponse)(nil),        // 28: dsec.v1.ResumeResponse
+	(*RenewRequest)(nil),          // 29: dsec.v1.RenewRequest
+	(*RenewResponse)(nil),         // 30: dsec.v1.RenewResponse
+	(*SetNetworkRequest)(nil),     // 31: dsec.v1.SetNetworkRequest
+	(*SetNetworkResponse)(nil),    // 32: dsec.v1.SetNetworkResponse
+	(*EgressRequest)(nil),         // 33: dsec.v1.EgressRequest
+	(*EgressResponse)(nil),        // 34: dsec.v1.EgressResponse
+	(*EgressRow)(nil),             // 35: dsec.v1.EgressRow
+	(*SetPhaseRequest)(nil),       // 36: dsec.v1.SetPhaseRequest
+	(*SetPhaseResponse)(nil),      // 37: dsec.v1.SetPhaseResponse
+	(*CommitRequest)(nil),         // 38: dsec.v1.CommitRequest
+	(*CommitResponse)(nil),        // 39: dsec.v1.CommitResponse
+	(*Scrub)(nil),                 // 40: dsec.v1.Scrub
+	(*ScrubReport)(nil),           // 41: dsec.v1.ScrubReport
+	(*Finding)(nil),               // 42: dsec.v1.Finding
+	(*Lineage)(nil),               // 43: dsec.v1.Lineage
+	(*ChangesRequest)(nil),        // 44: dsec.v1.ChangesRequest
+	(*ChangesResponse)(nil),       // 45: dsec.v1.ChangesResponse
+	(*Change)(nil),                // 46: dsec.v1.Change
+	(*StatsRequest)(nil),          // 47: dsec.v1.StatsRequest
+	(*StatsResponse)(nil),         // 48: dsec.v1.StatsResponse
+	(*GradeRequest)(nil),          // 49: dsec.v1.GradeRequest
+	(*GradeFile)(nil),             // 50: dsec.v1.GradeFile
+	(*AuditRequest)(nil),          // 51: dsec.v1.AuditRequest
+	(*AuditResponse)(nil),         // 52: dsec.v1.AuditResponse
+	(*AuditRecord)(nil),           // 53: dsec.v1.AuditRecord
+	nil,                           // 54: dsec.v1.Spec.EnvEntry
+	nil,                           // 55: dsec.v1.Spec.LabelsEntry
+	nil,                           // 56: dsec.v1.ListRequest.LabelsEntry
+	nil,                           // 57: dsec.v1.GradeRequest.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 58: google.protobuf.Timestamp
+	(*Result)(nil),                // 59: dsec.v1.Result
+	(*Step)(nil),                  // 60: dsec.v1.Step
+	(*GradeResponse)(nil),         // 61: dsec.v1.GradeResponse
+	(*ErrorDetail)(nil),           // 62: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	45, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
-	3,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
-	4,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
-	5,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	46, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
-	1,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
-	1,  // 6: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
-	0,  // 7: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	48, // 8: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	49, // 9: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	49, // 10: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	49, // 11: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	50, // 12: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
-	8,  // 13: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
-	7,  // 14: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
-	2,  // 15: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
-	49, // 16: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	49, // 17: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
-	0,  // 18: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
-	6,  // 19: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
-	0,  // 20: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
-	6,  // 21: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	51, // 22: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
-	6,  // 23: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	47, // 24: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
-	6,  // 25: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	6,  // 26: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 27: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 28: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 29: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
-	6,  // 30: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	1,  // 31: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
-	6,  // 32: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
-	33, // 33: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	36, // 34: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	34, // 35: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	33, // 36: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	35, // 37: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	35, // 38: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	49, // 39: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	39, // 40: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	44, // 41: dsec.v1.AuditResponse.record:type_name -> dsec.v1.AuditRecord
-	49, // 42: dsec.v1.AuditRecord.time:type_name -> google.protobuf.Timestamp
-	9,  // 43: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	11, // 44: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	13, // 45: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	15, // 46: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	17, // 47: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	19, // 48: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	21, // 49: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	23, // 50: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	25, // 51: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	27, // 52: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	29, // 53: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	31, // 54: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	37, // 55: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	40, // 56: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	42, // 57: dsec.v1.Sandboxes.Audit:input_type -> dsec.v1.AuditRequest
-	10, // 58: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	12, // 59: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	14, // 60: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	16, // 61: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	18, // 62: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	20, // 63: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	22, // 64: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	24, // 65: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	26, // 66: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	28, // 67: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	30, // 68: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	32, // 69: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	38, // 70: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	41, // 71: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	43, // 72: dsec.v1.Sandboxes.Audit:output_type -> dsec.v1.AuditResponse
-	58, // [58:73] is the sub-list for method output_type
-	43, // [43:58] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	54, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	5,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
+	6,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
+	7,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
+	55, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	3,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
+	1,  // 6: dsec.v1.Spec.phases:type_name -> dsec.v1.Phase
+	58, // 7: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
+	4,  // 8: dsec.v1.Phase.network:type_name -> dsec.v1.Network
+	5,  // 9: dsec.v1.Phase.limits:type_name -> dsec.v1.Limits
+	58, // 10: dsec.v1.PhaseState.since:type_name -> google.protobuf.Timestamp
+	3,  // 11: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
+	0,  // 12: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
+	59, // 13: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	58, // 14: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	58, // 15: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	58, // 16: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	60, // 17: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	10, // 18: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
+	9,  // 19: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
+	4,  // 20: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
+	2,  // 21: dsec.v1.Sandbox.phase:type_name -> dsec.v1.PhaseState
+	61, // 22: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
+	58, // 23: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	58, // 24: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	0,  // 25: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
+	8,  // 26: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
+	0,  // 27: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
+	8,  // 28: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
+	62, // 29: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	8,  // 30: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
+	56, // 31: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	8,  // 32: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	8,  // 33: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 34: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 35: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 36: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
+	8,  // 37: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	3,  // 38: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
+	8,  // 39: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
+	35, // 40: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
+	58, // 41: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
+	8,  // 42: dsec.v1.SetPhaseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	40, // 43: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	43, // 44: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	41, // 45: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	40, // 46: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	42, // 47: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	42, // 48: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	58, // 49: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	46, // 50: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	57, // 51: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
+	50, // 52: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
+	3,  // 53: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
+	5,  // 54: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
+	53, // 55: dsec.v1.AuditResponse.record:type_name -> dsec.v1.AuditRecord
+	58, // 56: dsec.v1.AuditRecord.time:type_name -> google.protobuf.Timestamp
+	11, // 57: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	13, // 58: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	15, // 59: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	17, // 60: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	19, // 61: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	21, // 62: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	23, // 63: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	25, // 64: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	27, // 65: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	29, // 66: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	31, // 67: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	33, // 68: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
+	36, // 69: dsec.v1.Sandboxes.SetPhase:input_type -> dsec.v1.SetPhaseRequest
+	38, // 70: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	44, // 71: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	47, // 72: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	49, // 73: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
+	51, // 74: dsec.v1.Sandboxes.Audit:input_type -> dsec.v1.AuditRequest
+	12, // 75: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	14, // 76: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	16, // 77: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	18, // 78: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	20, // 79: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	22, // 80: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	24, // 81: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	26, // 82: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	28, // 83: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	30, // 84: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	32, // 85: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	34, // 86: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
+	37, // 87: dsec.v1.Sandboxes.SetPhase:output_type -> dsec.v1.SetPhaseResponse
+	39, // 88: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	45, // 89: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	48, // 90: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	61, // 91: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
+	52, // 92: dsec.v1.Sandboxes.Audit:output_type -> dsec.v1.AuditResponse
+	75, // [75:93] is the sub-list for method output_type
+	57, // [57:75] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -3610,7 +4542,8 @@ func file_dsec_v1_sandboxes_proto_init() {
 		return
 	}
 	file_dsec_v1_common_proto_init()
-	file_dsec_v1_sandboxes_proto_msgTypes[12].OneofWrappers = []any{
+	file_dsec_v1_grade_proto_init()
+	file_dsec_v1_sandboxes_proto_msgTypes[14].OneofWrappers = []any{
 		(*CreateManyResponse_Sandbox)(nil),
 		(*CreateManyResponse_Error)(nil),
 	}
@@ -3620,7 +4553,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -71,23 +71,25 @@ func (s *settings) load() (err error) {
 }
 
 // The places of a machine's state.
-func (s *settings) socket() string       { return filepath.Join(s.Run, "gateway.sock") }
-func (s *settings) dataSocket() string   { return filepath.Join(s.Run, "node", "data.sock") }
-func (s *settings) holdSocket() string   { return filepath.Join(s.Run, "hold", "hold.sock") }
-func (s *settings) loaderSocket() string { return filepath.Join(s.Run, "hold", "loader.sock") }
-func (s *settings) lockFile() string     { return filepath.Join(s.Data, "lock") }
-func (s *settings) gatewayDir() string   { return filepath.Join(s.Data, "gateway") }
-func (s *settings) nodeDir() string      { return filepath.Join(s.Data, "node") }
-func (s *settings) layerDir() string     { return filepath.Join(s.Data, "layers") }
-func (s *settings) sandboxDir() string   { return filepath.Join(s.Data, "sandboxes") }
-func (s *settings) blobDir() string      { return filepath.Join(s.Data, "blobs") }
-func (s *settings) poolDir() string      { return filepath.Join(s.Data, "pool") }
-func (s *settings) auditDir() string     { return filepath.Join(s.Data, "audit") }
-func (s *settings) holdLog() string      { return filepath.Join(s.Data, "hold.log") }
-func (s *settings) secretFile() string   { return filepath.Join(s.Data, "secret") }
-func (s *settings) nodeIDFile() string   { return filepath.Join(s.Data, "node-id") }
-func (s *settings) adminMade() string    { return filepath.Join(s.Data, "admin-key-made") }
-func (s *settings) cgroupName() string   { return "dsec-" + s.Instance }
+func (s *settings) socket() string         { return filepath.Join(s.Run, "gateway.sock") }
+func (s *settings) dataSocket() string     { return filepath.Join(s.Run, "node", "data.sock") }
+func (s *settings) holdSocket() string     { return filepath.Join(s.Run, "hold", "hold.sock") }
+func (s *settings) loaderSocket() string   { return filepath.Join(s.Run, "hold", "loader.sock") }
+func (s *settings) packagesSocket() string { return filepath.Join(s.Run, "hold", "packages.sock") }
+func (s *settings) egressSocket() string   { return filepath.Join(s.Run, "hold", "egress.sock") }
+func (s *settings) lockFile() string       { return filepath.Join(s.Data, "lock") }
+func (s *settings) gatewayDir() string     { return filepath.Join(s.Data, "gateway") }
+func (s *settings) nodeDir() string        { return filepath.Join(s.Data, "node") }
+func (s *settings) layerDir() string       { return filepath.Join(s.Data, "layers") }
+func (s *settings) sandboxDir() string     { return filepath.Join(s.Data, "sandboxes") }
+func (s *settings) blobDir() string        { return filepath.Join(s.Data, "blobs") }
+func (s *settings) poolDir() string        { return filepath.Join(s.Data, "pool") }
+func (s *settings) holdLog() string        { return filepath.Join(s.Data, "hold.log") }
+func (s *settings) secretFile() string     { return filepath.Join(s.Data, "secret") }
+func (s *settings) nodeIDFile() string     { return filepath.Join(s.Data, "node-id") }
+func (s *settings) adminMade() string      { return filepath.Join(s.Data, "admin-key-made") }
+func (s *settings) cgroupName() string     { return "dsec-" + s.Instance }
+func (s *settings) auditDir() string       { return filepath.Join(s.Data, "audit") }
 
 // nodeID returns the configured id, or the one made at the first start.
 func (s *settings) nodeID() (dsec.NodeID, error) {

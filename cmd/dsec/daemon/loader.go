@@ -108,20 +108,23 @@ func (s *settings) makeBlobDir(ctx context.Context) error {
 
 // loaderListen makes the socket of the loader. It outlives loaders: the agent
 // connects to it whether or not one runs.
-func (s *settings) loaderListen() (*os.File, error) {
-	_ = os.Remove(s.loaderSocket())
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: s.loaderSocket(), Net: "unixpacket"})
+func (s *settings) loaderListen() (*os.File, error) { return listenOwn("unixpacket", s.loaderSocket()) }
+
+// listenOwn makes a socket that only root may connect to.
+func listenOwn(network, path string) (*os.File, error) {
+	_ = os.Remove(path)
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, "listen", s.loaderSocket(), err)
+		return nil, dsec.E(dsec.Internal, "listen", path, err)
 	}
 	defer l.Close()
 	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(s.loaderSocket(), 0o600); err != nil {
-		return nil, dsec.E(dsec.Internal, "listen", s.loaderSocket(), err)
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, dsec.E(dsec.Internal, "listen", path, err)
 	}
 	f, err := l.File()
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, "listen", s.loaderSocket(), err)
+		return nil, dsec.E(dsec.Internal, "listen", path, err)
 	}
 	return f, nil
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/opendsec/dsec/layer/ondemand/precontent"
 	"github.com/opendsec/dsec/netpolicy/bpf"
 	"github.com/opendsec/dsec/netpolicy/dns"
+	"github.com/opendsec/dsec/netpolicy/egress"
+	"github.com/opendsec/dsec/netpolicy/mirror"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime/container"
@@ -31,14 +33,16 @@ type machine struct {
 	groups  *cgroup.Root
 	mounts  *rootfs.Mounts
 	disks   diskpool.Pool
-	network *veth.Network // nil: the machine cannot; only network "none"
-	gate    *bpf.Gate     // of the network
-	names   *dns.Server   // that its sandboxes ask for
+	network *veth.Network  // nil: the machine cannot; only network "none"
+	gate    *bpf.Gate      // of the network
+	names   *dns.Server    // that its sandboxes ask for
+	egress  *egress.Client // that looks at those they say; nil: nothing that a name alone opens passes on ports 80 and 443
 	tier    *container.Runtime
 
+	packages *mirror.Attendance // nil: no mirror is served
 	evidence evidence
 
-	// What a machine has that serves layers on demand; unset in those that live
+	// What a machine has that serves, layers on demand and names; unset in those that live
 	// for one command.
 	onDemand bool
 	ending   bool // to take it apart: no loader runs
@@ -49,6 +53,7 @@ type machine struct {
 	short    func(ctx context.Context, diskFull bool)   // something found no room
 	order    func(context.Context, layer.Digest) []layer.Range
 	read     func(context.Context, layer.Digest, []layer.Range)
+	refused  func(egress.Refusal) // a connection of a sandbox was
 }
 
 // openHold is how long a hold may take to start.
@@ -118,25 +123,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			m.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: s.poolDir(), Size: size, Keeper: m.mounts.Keeper()})
 			return err
 		}, Undo: func(context.Context) error { return m.disks.Close() }},
-		{Name: "network", Do: func(ctx context.Context) error {
-			g, n, err := openNetwork(ctx, s, m.hold)
-			if err != nil {
-				log.Warn("there is no network for sandboxes", "err", err)
-				return nil
-			}
-			m.gate, m.network = g, n
-			m.names, err = serveNames(n, log)
-			return err
-		}, Undo: func(context.Context) error {
-			if m.network == nil {
-				return nil
-			}
-			var err error
-			if m.names != nil {
-				err = m.names.Close()
-			}
-			return errors.Join(err, m.network.Close(), m.gate.Close())
-		}},
+		m.openNetwork(s, log),
 		{Name: "audit", Do: func(ctx context.Context) error {
 			if !m.onDemand || m.ending { // it lives for one command
 				return nil
@@ -154,6 +141,45 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			return err
 		}, Undo: func(context.Context) error { return m.tier.Close() }},
 	}
+}
+
+// openNetwork opens the network and what serves it, names before anybody asks.
+func (m *machine) openNetwork(s *settings, log *slog.Logger) lifecycle.Step {
+	return lifecycle.Step{Name: "network", Do: func(ctx context.Context) error {
+		g, n, err := openNetwork(ctx, s, m.hold)
+		if err != nil {
+			log.Warn("there is no network for sandboxes", "err", err)
+			return nil
+		}
+		m.gate, m.network = g, n
+		if err := m.guard(); err != nil {
+			log.Warn("packets of sandboxes are judged, but not what their programs try before", "err", err)
+		}
+		if m.onDemand && !m.ending {
+			if err := m.openEgress(ctx, s, log); err != nil {
+				return err
+			}
+		}
+		if m.names, err = serveNames(n, log); err == nil && m.onDemand && !m.ending {
+			m.attend(s, log)
+		}
+		return err
+	}, Undo: func(context.Context) error {
+		if m.network == nil {
+			return nil
+		}
+		var err error
+		if m.names != nil {
+			err = m.names.Close()
+		}
+		if m.egress != nil {
+			err = errors.Join(err, m.egress.Close())
+		}
+		if m.packages != nil {
+			err = errors.Join(err, m.packages.Close())
+		}
+		return errors.Join(err, m.network.Close(), m.gate.Close())
+	}}
 }
 
 // startHold finds the hold of this machine or starts one in a control group of
@@ -214,6 +240,15 @@ func openNetwork(ctx context.Context, s *settings, keeper veth.Keeper) (*bpf.Gat
 	return g, n, nil
 }
 
+// guard refuses what programs in sandboxes try to reach before it is a packet.
+func (m *machine) guard() error {
+	dir, err := m.groups.Directory()
+	if err != nil {
+		return err
+	}
+	return errors.Join(m.gate.Guard(dir), dir.Close())
+}
+
 // serveNames answers sandboxes whose network is an allow-list.
 func serveNames(n *veth.Network, log *slog.Logger) (*dns.Server, error) {
 	udp, tcp, err := n.ListenDNS()
@@ -228,7 +263,7 @@ func serveNames(n *veth.Network, log *slog.Logger) (*dns.Server, error) {
 }
 
 func networkConfig(s *settings, keeper veth.Keeper) (veth.Config, error) {
-	c := veth.Config{Name: s.Instance, Keeper: keeper, Conns: s.Node.OpenConns}
+	c := veth.Config{Name: s.Instance, Keeper: keeper, Conns: s.Node.OpenConns, Mirror: true}
 	var err error
 	if s.Node.Subnet != "" { // else of a machine for the moment, which takes a free one
 		if c.Subnet, err = netip.ParsePrefix(s.Node.Subnet); err != nil {

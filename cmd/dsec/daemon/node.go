@@ -21,6 +21,7 @@ import (
 	"github.com/opendsec/dsec/internal/version"
 	"github.com/opendsec/dsec/layer/store"
 	"github.com/opendsec/dsec/netpolicy"
+	"github.com/opendsec/dsec/netpolicy/egress"
 	"github.com/opendsec/dsec/node"
 	"github.com/opendsec/dsec/node/nodeapi"
 	"github.com/opendsec/dsec/runtime"
@@ -57,6 +58,13 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 	a.onDemand, a.opened, a.closing, a.shorts = true, make(chan struct{}), make(chan struct{}), make(chan bool, 1)
 	a.whole, a.failed, a.ended, a.short = a.promote, a.noteFailure, a.noteEnd, a.noteShort
 	a.order, a.read = a.ahead, a.record
+	a.refused = func(r egress.Refusal) {
+		select {
+		case <-a.opened:
+			a.node.NetworkRefused(r.Sandbox, r.String(), "", r.Generation, r.Refused)
+		default: // it is counted
+		}
+	}
 	steps := append([]lifecycle.Step{a.openBlobs(s, log)}, a.steps(s, log)...)
 	steps = append(steps,
 		lifecycle.Step{Name: "layers", Do: func(context.Context) (err error) {
@@ -96,7 +104,7 @@ func (a *agent) tellRefusals() lifecycle.Step {
 			return nil
 		}
 		stop, err = a.network.Refusals(func(id dsec.SandboxID, r netpolicy.Refusal, refused int64) {
-			a.node.NetworkRefused(id, r.String(), r.Generation, refused)
+			a.node.NetworkRefused(id, r.String(), r.Program, r.Generation, refused)
 		})
 		return err
 	}, Undo: func(context.Context) error { stop(); return nil }}

@@ -112,6 +112,7 @@ func makeDirs(s *settings) error {
 	}{
 		{s.Data, 0o711, 0, 0}, {s.Run, 0o755, 0, 0},
 		{s.gatewayDir(), 0o700, s.Gateway.UID, s.Gateway.UID},
+		{s.packagesDir(), 0o700, s.Node.Packages.UID, s.Node.Packages.UID},
 		{filepath.Dir(s.dataSocket()), 0o750, s.Gateway.UID, 0},
 		{filepath.Dir(s.holdSocket()), 0o700, 0, 0},
 		{s.nodeDir(), 0o700, 0, 0}, {s.layerDir(), 0o700, 0, 0}, {s.sandboxDir(), 0o700, 0, 0}, {s.poolDir(), 0o700, 0, 0},
@@ -178,10 +179,22 @@ func (s *settings) children(gid int) (children []supervise.Child, closeFiles fun
 		return nil, nil, err
 	}
 	files = append(files, loaderSocket)
+	egressSocket, err := listenOwn("unix", s.egressSocket())
+	if err != nil {
+		return nil, nil, err
+	}
+	files = append(files, egressSocket)
+	packagesSocket, err := listenOwn("unix", s.packagesSocket())
+	if err != nil {
+		return nil, nil, err
+	}
+	files = append(files, packagesSocket)
 	return []supervise.Child{
 		{Name: "gateway", Argv: []string{self, "gateway"}, Files: []*os.File{order, socket}, UID: s.Gateway.UID, GID: s.Gateway.UID,
 			Ready: readyWithin, Grace: gatewayEnds},
 		s.loaderChild(order, loaderSocket),
+		s.egressChild(egressSocket),
+		s.packagesChild(order, packagesSocket),
 		{Name: "node", Argv: []string{self, "node"}, Env: s.credentials, Files: []*os.File{order}, Ready: readyWithin, Grace: nodeEnds},
 	}, closeFiles, nil
 }

@@ -86,7 +86,7 @@ func (a *attached) run(ctx context.Context, id dsec.SandboxID, s process.Spec) e
 	r, err := a.follow(on, p)
 	restore()
 	if err != nil {
-		fmt.Fprintln(a.c.ErrOrStderr(), "dsec:", err)
+		fmt.Fprintln(a.c.ErrOrStderr(), "dsec:", ErrorText(err))
 		return exitDsec
 	}
 	if a.json {
@@ -156,7 +156,7 @@ func (a *attached) ended(r process.Result) error {
 
 // notBegun says why nothing was started, and what to do about it.
 func notBegun(w io.Writer, err error) error {
-	fmt.Fprintln(w, "dsec:", err)
+	fmt.Fprintln(w, "dsec:", ErrorText(err))
 	if advice := Advice(err); advice != "" {
 		fmt.Fprintln(w, "dsec:", advice)
 	}

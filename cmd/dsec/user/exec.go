@@ -41,6 +41,7 @@ on if the connection is lost.`,
 	c.Flags().StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE (repeat)")
 	c.Flags().StringVarP(&s.User, "user", "u", "", "name, uid or uid:gid (default: the sandbox's)")
 	c.Flags().StringVarP(&s.Cwd, "workdir", "w", "", "directory (default: the sandbox's)")
+	c.Flags().BoolVar(&s.Service, "service", false, "it outlives the first phase, as a user that is nobody else; see dsec phase --help")
 	c.Flags().BoolVarP(&detach, "detach", "d", false, "print the id of the command and leave it to run")
 	return c
 }

@@ -103,7 +103,7 @@ func accept(ctx context.Context, stderr io.Writer, cl *client.Client, id dsec.Sa
 			defer near.Close()
 			far, err := cl.Dial(ctx, id, port)
 			if err != nil {
-				fmt.Fprintln(stderr, "dsec:", err)
+				fmt.Fprintln(stderr, "dsec:", ErrorText(err))
 				return
 			}
 			defer far.Close()

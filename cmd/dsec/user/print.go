@@ -1,6 +1,7 @@
 package user
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -40,16 +42,36 @@ func show(c *cobra.Command, v any, people func(w io.Writer) error) error {
 	return people(c.OutOrStdout())
 }
 
-// printJSON writes one value on one line.
+// printJSON writes one value on one line, which is shown as it is by a terminal, too:
+// what commands one, and JSON would let through, is escaped.
 func printJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	return e.Encode(plain(reflect.ValueOf(v)))
+	if err := e.Encode(plain(reflect.ValueOf(v))); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, escaped(b.String()))
+	return err
+}
+
+// escaped writes characters that can only be in strings of a JSON text as their numbers.
+func escaped(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if r != '\n' && commands(r) {
+			fmt.Fprintf(&b, `\u%04x`, r)
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
 }
 
 var (
 	durationType = reflect.TypeFor[time.Duration]()
 	timeType     = reflect.TypeFor[time.Time]()
+	rawType      = reflect.TypeFor[json.RawMessage]()
 )
 
 // plain turns a value into what JSON has, durations in seconds and bytes as
@@ -61,7 +83,7 @@ func plain(v reflect.Value) any {
 	switch v.Type() {
 	case durationType:
 		return time.Duration(v.Int()).Seconds()
-	case timeType:
+	case timeType, rawType:
 		return v.Interface()
 	}
 	switch v.Kind() {
@@ -136,14 +158,28 @@ func table(w io.Writer, head string, rows [][]string) error {
 	return t.Flush()
 }
 
-// safe replaces control characters.
+// safe replaces what a terminal would do instead of show.
 func safe(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+		if commands(r) {
 			return '?'
 		}
 		return r
 	}, s)
+}
+
+// commands says that a character commands a terminal: C0 and C1 controls, and those
+// that have a line read in another order than it is.
+func commands(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) }
+
+// ErrorText is an error for a terminal: names of files and of much else in it come
+// from inside sandboxes.
+func ErrorText(err error) string {
+	lines := strings.Split(err.Error(), "\n")
+	for i := range lines {
+		lines[i] = safe(lines[i])
+	}
+	return strings.Join(lines, "\n")
 }
 
 // size for people: "1.5 GiB".

@@ -28,7 +28,7 @@ func Run() *cobra.Command {
 sandbox and ends with the command's exit code: 124 after --timeout, 125 if dsec itself
 could not, 126 if the command cannot be run, 127 if there is none. Without a command
 the image's own is run.`,
-		Example: "  dsec run debian:12 -- echo hello\n  dsec run -it --network open debian:12 bash\n  dsec run --memory 512MiB --timeout 1m python:3.12 -- python3 -c 'print(6*7)'",
+		Example: "  dsec run debian:12 -- echo hello\n  dsec run -it --network open debian:12 bash\n  dsec run --network mirror-only --cutoff 2025-01-31 --mirror-deny pypi:requests python:3.12 -- pip install numpy\n  dsec run --memory 512MiB --timeout 1m python:3.12 -- python3 -c 'print(6*7)'",
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: completeImage,
 		RunE: func(c *cobra.Command, args []string) error {
 			argv, err := argvOf(c, args, "image")
@@ -78,7 +78,7 @@ func (a *attached) runOnce(ctx context.Context, id dsec.SandboxID, argv []string
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWithin)
 			defer cancel()
 			if _, err := a.cl.Delete(ctx, id); err != nil {
-				fmt.Fprintln(stderr, "dsec:", err)
+				fmt.Fprintln(stderr, "dsec:", ErrorText(err))
 			}
 		}()
 	}

@@ -21,10 +21,14 @@ type specFlags struct {
 	mounts  []string
 	network string
 	allow   []string
+	cutoff  string
 	oom     string
+	phases  string
 	memory  limitFlag
 	disk    limitFlag
 	output  bytesFlag
+
+	bandwidth limitFlag
 }
 
 func (s *specFlags) register(c *cobra.Command) {
@@ -36,19 +40,24 @@ func (s *specFlags) register(c *cobra.Command) {
 	f.StringVarP(&p.User, "user", "u", "", "user of commands: name, uid or uid:gid (default: the image's)")
 	f.StringVarP(&p.Workdir, "workdir", "w", "", "directory of commands, made if missing (default: the image's)")
 	f.StringVar(&p.Hostname, "hostname", "", "host name (default: the id)")
-	f.StringVar(&s.network, "network", string(dsec.NetworkNone), "none (loopback only), allow-list (what --allow names) or open")
+	f.StringVar(&s.network, "network", string(dsec.NetworkNone), "none (loopback only), allow-list (what --allow names), mirror-only (the node's mirror of packages) or open")
 	f.StringArrayVar(&s.allow, "allow", nil, "of --network allow-list: "+allowHelp)
+	f.StringVar(&s.cutoff, "cutoff", "", "the mirror of packages hides what is newer: 2025-01-31 (that day and all after it) or 2025-01-31T12:00:00Z")
+	f.StringArrayVar(&p.MirrorDeny, "mirror-deny", nil, "name that the mirror refuses, like pypi:requests (repeat)")
 	f.Float64Var(&p.Limits.CPU, "cpu", 0, "cores, like 0.5 (default 1)")
 	s.memory.least, s.disk.least = dsec.MinMemory, dsec.MinDisk
 	f.Var(&s.memory, "memory", "memory, like 512MiB (default 1GiB)")
 	f.Int64Var(&p.Limits.Pids, "pids", 0, "processes and threads (default 512)")
 	f.Var(&s.disk, "disk", "writable disk, like 10GiB (default 4GiB)")
 	f.Var(&s.output, "kept-output", "kept output of all commands, like 16MiB (default 64MiB)")
+	s.bandwidth.least = dsec.MinBandwidth
+	f.Var(&s.bandwidth, "bandwidth", "of the network, each way, in bytes a second, like 10MiB (default: what the machine can)")
 	f.DurationVar(&p.Lifetimes.Idle, "idle", 0, "stop after so long without a command or client, like 30m (default 1h)")
 	f.DurationVar(&p.Lifetimes.Lifetime, "lifetime", 0, "stop after so long, like 8h (default: never)")
 	f.DurationVar(&p.Lifetimes.Retention, "retention", 0, "delete a sandbox so long after it stopped, disk and all (default 1h)")
 	f.DurationVar(&p.Lifetimes.KeepFailed, "keep-on-failure", 0, "pack the disk before it goes, if the sandbox does not end well, and keep it so long, like 24h")
-	f.StringVar(&p.Profile, "profile", "", "system calls: build or debug (default build)")
+	f.StringVar(&s.phases, "phases", "", "file with a JSON list of phases, - is stdin; see dsec phase --help")
+	f.StringVar(&p.Profile, "profile", "", "system calls: build, debug, pwn, desktop or nested, see dsec profile (default build)")
 	f.BoolVar(&p.NoNewPrivs, "no-new-privs", false, "refuse setuid programs inside")
 	f.StringVar(&s.oom, "oom", "", "what out of memory ends: exec or sandbox (default exec)")
 	f.StringArrayVar(&s.mounts, "mount", nil, "SOURCE:TARGET, read-only, below a root the node allows (repeat)")
@@ -63,15 +72,22 @@ func (s *specFlags) build(image string) (dsec.Spec, error) {
 	p := s.spec
 	p.Tier, p.Image, p.Network, p.OOM = dsec.Tier(s.tier), dsec.LayerRef(image), dsec.NetworkMode(s.network), dsec.OOMPolicy(s.oom)
 	p.Limits.Memory, p.Limits.Disk, p.Limits.Output = int64(s.memory.bytesFlag), int64(s.disk.bytesFlag), int64(s.output)
+	p.Limits.Bandwidth = int64(s.bandwidth.bytesFlag)
 	p.Allow = parseRules(s.allow)
+	var err error
+	if p.Cutoff, err = parseCutoff(s.cutoff); err != nil {
+		return p, err
+	}
 	for _, l := range s.layers {
 		p.Layers = append(p.Layers, dsec.LayerRef(l))
 	}
-	var err error
 	if p.Env, err = pairs("env", s.env); err != nil {
 		return p, err
 	}
 	if p.Labels, err = pairs("label", s.labels); err != nil {
+		return p, err
+	}
+	if p.Phases, err = readPhases(s.phases); err != nil {
 		return p, err
 	}
 	for _, m := range s.mounts {
@@ -82,6 +98,20 @@ func (s *specFlags) build(image string) (dsec.Spec, error) {
 		p.Mounts = append(p.Mounts, dsec.HostMount{Source: from, Target: to})
 	}
 	return p, p.Validate()
+}
+
+// parseCutoff reads a time, or a day, whose begin in UTC is the last moment that is
+// seen.
+func parseCutoff(s string) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	for _, layout := range []string{time.DateOnly, time.RFC3339Nano} {
+		if t, err := time.Parse(layout, s); err == nil {
+			return t.UTC(), nil
+		}
+	}
+	return time.Time{}, dsec.Errorf(dsec.Invalid, "read flag", "--cutoff", "%s, want 2025-01-31 or 2025-01-31T12:00:00Z", dsec.Quote(s))
 }
 
 // pairs reads NAME=VALUE.

@@ -30,6 +30,9 @@ func TestTextsOfTypingErrorsSayWhatWasMeant(t *testing.T) {
 		{Create, "debian:12 --memory 64", "64 bytes, want at least 4.0 MiB: did you mean 64MiB?"},
 		{Create, "debian:12 --disk 10", "10 bytes, want at least 1.0 MiB: did you mean 10MiB?"},
 		{Commit, "work a:1 --scrub-answer nofile", `"nofile" is not a SHA-256; for a file write "@nofile"`},
+		{Grade, "work --file x -- true", `"x" is not FILE:PATH`},
+		{Grade, "work --path repo -- true", `"repo" is not an absolute, clean path`},
+		{Grade, "work --where same --path /repo -- true", "are of a fresh sandbox, not of the same"},
 	} {
 		_, errs, err := said(t, c.verb, strings.Fields(c.args)...)
 		if err == nil || !strings.Contains(errs+err.Error(), c.want) {

@@ -118,6 +118,7 @@ func (t told) print(w io.Writer) error {
 	if k := sb.Kept; k != nil {
 		p.line("disk", fmt.Sprintf("kept until %s: dsec debug %s", k.Until.Local().Format(time.DateTime), sb.ID))
 	}
+	printGrades(p, sb.Grades)
 	t.printLimits(p)
 	t.printCommands(p)
 	t.printDenials(p)

@@ -5,8 +5,8 @@ struct image {
 	u32 uid, gid, ngroups, groups;                 /* groups and all below named …s: offsets */
 	u64 bounding, permitted, inheritable, ambient, effective;
 	u32 nfilter, filter, nrlimits, rlimits;
-	u32 umask, pad0, cwd, oom;
-	u32 argv, envp, paths, pad;                    /* arrays of u64 offsets, 0 ends them */
+	u32 umask, landlock, cwd, oom;                 /* landlock 0: none */
+	u32 argv, envp, paths, apparmor;               /* arrays of u64 offsets, 0 ends them; text, 0: none */
 	u16 rows, cols, pad2[2];
 };
 enum { I_NNP = 1, I_PTY = 2, I_FILE = 4 };         /* I_FILE: run the descriptor after stdio */
@@ -69,6 +69,33 @@ static void credentials(struct image *m, char *base, int report)
 			die(report, S_CAPS, e);
 }
 
+/* What the command may do to files, whoever it becomes: accesses that are handled,
+ * then pairs of accesses and a path, no access ends them. A missing path, and one
+ * with a link on the way, gives nothing. It comes while the process still has
+ * CAP_SYS_ADMIN inside, so that it needs no no_new_privs. */
+static void landlock(u64 *r, char *base, int report)
+{
+	struct open_how how = { .flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS };
+	struct { u64 access; i32 parent; } __attribute__((packed)) rule;
+	struct stat st;
+	long set = sys3(__NR_landlock_create_ruleset, r, 8, 0), e = set, fd;
+	for (r++; e >= 0 && *r; r += 2) {
+		fd = sys4(__NR_openat2, AT_FDCWD, base + r[1], &how, sizeof how);
+		if (fd == -ENOENT || fd == -ENOTDIR || fd == -ELOOP)
+			continue;
+		if ((e = fd) < 0 || (e = sys4(__NR_newfstatat, fd, "", &st, AT_EMPTY_PATH)) < 0)
+			break;
+		rule.access = (st.st_mode & 0170000) == 0040000 ? *r : *r & 0x4007; /* of a file: execute, write, read, truncate */
+		rule.parent = (i32)fd;
+		if (rule.access)
+			e = sys4(__NR_landlock_add_rule, set, 1 /* path beneath */, &rule, 0);
+		sys1(__NR_close, fd);
+	}
+	if (e < 0 || (e = sys2(__NR_landlock_restrict_self, set, 0)) < 0)
+		die(report, S_LANDLOCK, e);
+	sys1(__NR_close, set);
+}
+
 /* The last steps of the process that becomes the command. It borrows the memory
  * of its maker, which waits: so it must be a call, and never returns. */
 static __attribute__((noinline, noreturn)) void become(struct image *m, char *base, int *fds, int report)
@@ -92,6 +119,8 @@ static __attribute__((noinline, noreturn)) void become(struct image *m, char *ba
 		if ((e = sys4(__NR_prlimit64, 0, r->resource, &r->cur, 0)) < 0)
 			die(report, S_RLIMIT, e);
 	sys1(__NR_umask, m->umask);
+	if (m->landlock)
+		landlock((u64 *)(base + m->landlock), base, report);
 	credentials(m, base, report);
 	if ((e = sys1(__NR_chdir, base + m->cwd)) < 0)
 		die(report, S_CWD, e);
@@ -130,6 +159,11 @@ static void join(struct request *q, u64 size, int *fds)
 		fd = sys4(__NR_openat, PROC, "self/oom_score_adj", O_WRONLY | O_CLOEXEC, 0);
 		if (fd < 0 || (e = sys3(__NR_write, fd, base + m->oom, length(base + m->oom))) < 0)
 			die(report, S_OOM, fd < 0 ? fd : e);
+	}
+	if (m->apparmor) { /* here, where /proc is the machine's: the child takes it over */
+		fd = sys4(__NR_openat, PROC, "self/attr/apparmor/exec", O_WRONLY | O_CLOEXEC, 0);
+		if (fd < 0 || (e = sys3(__NR_write, fd, base + m->apparmor, length(base + m->apparmor))) < 0)
+			die(report, S_APPARMOR, fd < 0 ? fd : e);
 	}
 	for (u32 i = 0; i < q->count; i++)
 		if ((e = sys3(__NR_write, fds[3 + i], "0", 1)) < 0)

@@ -17,7 +17,7 @@ enum { MAXFD = 40, MAXMSG = 65536 };
 /* Steps that errors name; the order is known to native.go. */
 enum {
 	S_NONE, S_SETUP, S_CLONE, S_OOM, S_TASKS, S_SETNS, S_FORK, S_IMAGE, S_PTY, S_STDIO, S_RLIMIT,
-	S_BOUNDING, S_GROUPS, S_UID, S_NNP, S_SECCOMP, S_CAPS, S_CWD, S_EXEC, S_FSPROC, S_PLAN
+	S_BOUNDING, S_GROUPS, S_UID, S_NNP, S_SECCOMP, S_CAPS, S_CWD, S_EXEC, S_FSPROC, S_APPARMOR, S_LANDLOCK, S_PLAN
 };
 
 /* Hold to forker. Owner is of the user namespace (SPAWN), count of tasks files (EXEC). */

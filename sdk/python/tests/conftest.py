@@ -37,7 +37,8 @@ def command(tmp: Path) -> list[str]:
     if go is None or not (ROOT / "go.mod").exists():
         pytest.skip("DSEC_TEST_SERVER is not set, and there is no Go to build a server with")
     binary = tmp / "testserver"
-    subprocess.run([go, "build", "-o", str(binary), "./sdk/python/testserver"], cwd=ROOT, check=True)
+    subprocess.run([go, "build", "-o", str(binary), "./sdk/python/testserver"], cwd=ROOT, check=True,
+                   env={**os.environ, "CGO_ENABLED": "0"})
     return [str(binary)]
 
 

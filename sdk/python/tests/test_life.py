@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from conftest import Server
-from libdsec import (AsyncClient, AsyncSandbox, AuditRecord, Client, DsecError, IllegalState, Invalid, NetworkRule, NetworkState, NotEnough,
-                     NotFound, Sandbox, Spec, Unavailable)
+from libdsec import (AsyncClient, AsyncSandbox, AuditRecord, Client, DsecError, Egress, IllegalState, Invalid, NetworkRule, NetworkState, NotEnough,
+                     NotFound, Sandbox, Spec, Unavailable, Unsupported)
 
 
 def test_a_block_deletes_its_sandbox_also_after_an_error(client: Client, server: Server) -> None:
@@ -218,7 +218,26 @@ def test_a_network_policy_is_changed_while_it_runs(client: Client, real: Server,
                                                     NetworkRule(domain="*.good.example")), 2)
         with pytest.raises(Invalid):
             one.set_network("allow-list", allow=["a b"])
+        one.exec("echo | nc -w 3 192.0.2.1 443")
+        reached = one.egress()
+        assert reached.rows == () and reached.packets_refused > 0
         state = one.set_network("none").network
         assert state == NetworkState("none", (), 3)
     with pytest.raises(IllegalState):
         box.set_network("open")
+
+
+def test_a_tier_counts_what_a_sandbox_reached_or_says_that_it_cannot(server: Server, box: Sandbox) -> None:
+    if server.kind == "fake":
+        with pytest.raises(Unsupported, match="the tier"):
+            box.egress()
+    else:
+        assert box.egress() == Egress((), 0, 0, 0, 0)
+
+
+def test_egress_is_read_from_the_wire() -> None:
+    got = Egress.from_wire({"rows": [{"name": "good.example", "address": "203.0.113.7", "port": 443, "connections": "2",
+                                      "bytes_out": "517", "last": "2023-11-14T22:13:20Z"},
+                                     {"refused": "it says no name", "connections": "9"}], "packets_out": "3"})
+    assert [r.connections for r in got.rows] == [2, 9] and got.rows[0].bytes_out == 517 and got.packets_out == 3
+    assert got.rows[1].address == "" and got.rows[1].last is None and got.rows[0].last is not None

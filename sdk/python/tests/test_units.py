@@ -9,7 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -175,6 +175,22 @@ def test_network_rules() -> None:
         Spec("x", allow="pypi.org").wire()
     info = SandboxInfo.from_wire({"network": {"mode": "allow-list", "allow": [{"cidr": "1.2.3.4"}], "generation": "3"}})
     assert info.network == NetworkState("allow-list", (NetworkRule(cidr="1.2.3.4"),), 3) and SandboxInfo.from_wire({}).network is None
+
+
+def test_mirror_and_cutoff() -> None:
+    assert NetworkRule.parse("mirror:pypi").wire() == {"mirror": "pypi"}
+    day = datetime(2025, 1, 31, tzinfo=timezone.utc)
+    east = timezone(timedelta(hours=8))
+    for cutoff in ("2025-01-31", date(2025, 1, 31), datetime(2025, 1, 31), "2025-01-31T08:00:00+08:00", datetime(2025, 1, 31, 8, tzinfo=east), "2025-01-31T00:00:00Z"):
+        spec = Spec("x", network="mirror-only", cutoff=cutoff, mirror_deny=["pypi:requests"])
+        assert spec.wire()["cutoff"] == "2025-01-31T00:00:00.000000Z"
+        again = Spec.from_wire(spec.wire())
+        assert again.cutoff == day and again.mirror_deny == ("pypi:requests",)
+    assert Spec.from_wire(Spec("x").wire()).cutoff is None
+    with pytest.raises(TypeError):
+        Spec("x", mirror_deny="pypi:requests").wire()
+    with pytest.raises(ValueError):
+        Spec("x", cutoff="last year").wire()
 
 
 def test_commit_scrubs_as_pack_diff_does() -> None:

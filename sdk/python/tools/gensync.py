@@ -46,9 +46,10 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
-from .network import NetworkRule
+from .network import Egress, NetworkRule
+from .phases import PhaseState
 from .types import (Artifact, AuditRecord, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
-                    Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
+                    Grade, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -55,12 +55,18 @@ const (
 	SandboxesRenewProcedure = "/dsec.v1.Sandboxes/Renew"
 	// SandboxesSetNetworkProcedure is the fully-qualified name of the Sandboxes's SetNetwork RPC.
 	SandboxesSetNetworkProcedure = "/dsec.v1.Sandboxes/SetNetwork"
+	// SandboxesEgressProcedure is the fully-qualified name of the Sandboxes's Egress RPC.
+	SandboxesEgressProcedure = "/dsec.v1.Sandboxes/Egress"
+	// SandboxesSetPhaseProcedure is the fully-qualified name of the Sandboxes's SetPhase RPC.
+	SandboxesSetPhaseProcedure = "/dsec.v1.Sandboxes/SetPhase"
 	// SandboxesCommitProcedure is the fully-qualified name of the Sandboxes's Commit RPC.
 	SandboxesCommitProcedure = "/dsec.v1.Sandboxes/Commit"
 	// SandboxesChangesProcedure is the fully-qualified name of the Sandboxes's Changes RPC.
 	SandboxesChangesProcedure = "/dsec.v1.Sandboxes/Changes"
 	// SandboxesStatsProcedure is the fully-qualified name of the Sandboxes's Stats RPC.
 	SandboxesStatsProcedure = "/dsec.v1.Sandboxes/Stats"
+	// SandboxesGradeProcedure is the fully-qualified name of the Sandboxes's Grade RPC.
+	SandboxesGradeProcedure = "/dsec.v1.Sandboxes/Grade"
 	// SandboxesAuditProcedure is the fully-qualified name of the Sandboxes's Audit RPC.
 	SandboxesAuditProcedure = "/dsec.v1.Sandboxes/Audit"
 )
@@ -87,6 +93,13 @@ type SandboxesClient interface {
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
 	// new policy does not open is closed, and connections there are dead.
 	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error)
+	// Egress is what it has reached by name on ports 80 and 443 and what it was refused there,
+	// while it lives. It has no effect.
+	Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error)
+	// SetPhase moves a sandbox to another of its phases: everything that runs in it is
+	// killed, then the files, network and limits of the phase hold, and what is started
+	// from then on has its rights.
+	SetPhase(context.Context, *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
 	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
@@ -94,6 +107,10 @@ type SandboxesClient interface {
 	// the disk is there, or is kept because the sandbox failed.
 	Changes(context.Context, *v1.ChangesRequest) (*v1.ChangesResponse, error)
 	Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error)
+	// Grade runs a grader on what was done in it, in a fresh sandbox unless it is
+	// asked for otherwise. An error says that no grading took place. It goes on when
+	// its caller goes away: ask again with the same call_id.
+	Grade(context.Context, *v1.GradeRequest) (*v1.GradeResponse, error)
 	// Audit tells what a sandbox did, as seen from outside of it, also after it was
 	// deleted, as long as there is a record of it. An answer without a record is a sign of life.
 	Audit(context.Context, *v1.AuditRequest) (*connect.ServerStreamForClient[v1.AuditResponse], error)
@@ -176,6 +193,18 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("SetNetwork")),
 			connect.WithClientOptions(opts...),
 		),
+		egress: connect.NewClient[v1.EgressRequest, v1.EgressResponse](
+			httpClient,
+			baseURL+SandboxesEgressProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Egress")),
+			connect.WithClientOptions(opts...),
+		),
+		setPhase: connect.NewClient[v1.SetPhaseRequest, v1.SetPhaseResponse](
+			httpClient,
+			baseURL+SandboxesSetPhaseProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("SetPhase")),
+			connect.WithClientOptions(opts...),
+		),
 		commit: connect.NewClient[v1.CommitRequest, v1.CommitResponse](
 			httpClient,
 			baseURL+SandboxesCommitProcedure,
@@ -192,6 +221,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			httpClient,
 			baseURL+SandboxesStatsProcedure,
 			connect.WithSchema(sandboxesMethods.ByName("Stats")),
+			connect.WithClientOptions(opts...),
+		),
+		grade: connect.NewClient[v1.GradeRequest, v1.GradeResponse](
+			httpClient,
+			baseURL+SandboxesGradeProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Grade")),
 			connect.WithClientOptions(opts...),
 		),
 		audit: connect.NewClient[v1.AuditRequest, v1.AuditResponse](
@@ -216,9 +251,12 @@ type sandboxesClient struct {
 	resume     *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
 	renew      *connect.Client[v1.RenewRequest, v1.RenewResponse]
 	setNetwork *connect.Client[v1.SetNetworkRequest, v1.SetNetworkResponse]
+	egress     *connect.Client[v1.EgressRequest, v1.EgressResponse]
+	setPhase   *connect.Client[v1.SetPhaseRequest, v1.SetPhaseResponse]
 	commit     *connect.Client[v1.CommitRequest, v1.CommitResponse]
 	changes    *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
 	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
+	grade      *connect.Client[v1.GradeRequest, v1.GradeResponse]
 	audit      *connect.Client[v1.AuditRequest, v1.AuditResponse]
 }
 
@@ -317,6 +355,24 @@ func (c *sandboxesClient) SetNetwork(ctx context.Context, req *v1.SetNetworkRequ
 	return nil, err
 }
 
+// Egress calls dsec.v1.Sandboxes.Egress.
+func (c *sandboxesClient) Egress(ctx context.Context, req *v1.EgressRequest) (*v1.EgressResponse, error) {
+	response, err := c.egress.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// SetPhase calls dsec.v1.Sandboxes.SetPhase.
+func (c *sandboxesClient) SetPhase(ctx context.Context, req *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error) {
+	response, err := c.setPhase.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Commit calls dsec.v1.Sandboxes.Commit.
 func (c *sandboxesClient) Commit(ctx context.Context, req *v1.CommitRequest) (*v1.CommitResponse, error) {
 	response, err := c.commit.CallUnary(ctx, connect.NewRequest(req))
@@ -338,6 +394,15 @@ func (c *sandboxesClient) Changes(ctx context.Context, req *v1.ChangesRequest) (
 // Stats calls dsec.v1.Sandboxes.Stats.
 func (c *sandboxesClient) Stats(ctx context.Context, req *v1.StatsRequest) (*v1.StatsResponse, error) {
 	response, err := c.stats.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Grade calls dsec.v1.Sandboxes.Grade.
+func (c *sandboxesClient) Grade(ctx context.Context, req *v1.GradeRequest) (*v1.GradeResponse, error) {
+	response, err := c.grade.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -371,6 +436,13 @@ type SandboxesHandler interface {
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
 	// new policy does not open is closed, and connections there are dead.
 	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.SetNetworkResponse, error)
+	// Egress is what it has reached by name on ports 80 and 443 and what it was refused there,
+	// while it lives. It has no effect.
+	Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error)
+	// SetPhase moves a sandbox to another of its phases: everything that runs in it is
+	// killed, then the files, network and limits of the phase hold, and what is started
+	// from then on has its rights.
+	SetPhase(context.Context, *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error)
 	// Commit makes a layer of its disk as it is at one moment. A sandbox that runs
 	// goes on.
 	Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error)
@@ -378,6 +450,10 @@ type SandboxesHandler interface {
 	// the disk is there, or is kept because the sandbox failed.
 	Changes(context.Context, *v1.ChangesRequest) (*v1.ChangesResponse, error)
 	Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error)
+	// Grade runs a grader on what was done in it, in a fresh sandbox unless it is
+	// asked for otherwise. An error says that no grading took place. It goes on when
+	// its caller goes away: ask again with the same call_id.
+	Grade(context.Context, *v1.GradeRequest) (*v1.GradeResponse, error)
 	// Audit tells what a sandbox did, as seen from outside of it, also after it was
 	// deleted, as long as there is a record of it. An answer without a record is a sign of life.
 	Audit(context.Context, *v1.AuditRequest, *connect.ServerStream[v1.AuditResponse]) error
@@ -456,6 +532,18 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("SetNetwork")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesEgressHandler := connect.NewUnaryHandlerSimple(
+		SandboxesEgressProcedure,
+		svc.Egress,
+		connect.WithSchema(sandboxesMethods.ByName("Egress")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxesSetPhaseHandler := connect.NewUnaryHandlerSimple(
+		SandboxesSetPhaseProcedure,
+		svc.SetPhase,
+		connect.WithSchema(sandboxesMethods.ByName("SetPhase")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesCommitHandler := connect.NewUnaryHandlerSimple(
 		SandboxesCommitProcedure,
 		svc.Commit,
@@ -472,6 +560,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		SandboxesStatsProcedure,
 		svc.Stats,
 		connect.WithSchema(sandboxesMethods.ByName("Stats")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxesGradeHandler := connect.NewUnaryHandlerSimple(
+		SandboxesGradeProcedure,
+		svc.Grade,
+		connect.WithSchema(sandboxesMethods.ByName("Grade")),
 		connect.WithHandlerOptions(opts...),
 	)
 	sandboxesAuditHandler := connect.NewServerStreamHandlerSimple(
@@ -504,12 +598,18 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesRenewHandler.ServeHTTP(w, r)
 		case SandboxesSetNetworkProcedure:
 			sandboxesSetNetworkHandler.ServeHTTP(w, r)
+		case SandboxesEgressProcedure:
+			sandboxesEgressHandler.ServeHTTP(w, r)
+		case SandboxesSetPhaseProcedure:
+			sandboxesSetPhaseHandler.ServeHTTP(w, r)
 		case SandboxesCommitProcedure:
 			sandboxesCommitHandler.ServeHTTP(w, r)
 		case SandboxesChangesProcedure:
 			sandboxesChangesHandler.ServeHTTP(w, r)
 		case SandboxesStatsProcedure:
 			sandboxesStatsHandler.ServeHTTP(w, r)
+		case SandboxesGradeProcedure:
+			sandboxesGradeHandler.ServeHTTP(w, r)
 		case SandboxesAuditProcedure:
 			sandboxesAuditHandler.ServeHTTP(w, r)
 		default:
@@ -565,6 +665,14 @@ func (UnimplementedSandboxesHandler) SetNetwork(context.Context, *v1.SetNetworkR
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.SetNetwork is not implemented"))
 }
 
+func (UnimplementedSandboxesHandler) Egress(context.Context, *v1.EgressRequest) (*v1.EgressResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Egress is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) SetPhase(context.Context, *v1.SetPhaseRequest) (*v1.SetPhaseResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.SetPhase is not implemented"))
+}
+
 func (UnimplementedSandboxesHandler) Commit(context.Context, *v1.CommitRequest) (*v1.CommitResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Commit is not implemented"))
 }
@@ -575,6 +683,10 @@ func (UnimplementedSandboxesHandler) Changes(context.Context, *v1.ChangesRequest
 
 func (UnimplementedSandboxesHandler) Stats(context.Context, *v1.StatsRequest) (*v1.StatsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Stats is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Grade(context.Context, *v1.GradeRequest) (*v1.GradeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Grade is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Audit(context.Context, *v1.AuditRequest, *connect.ServerStream[v1.AuditResponse]) error {

@@ -10,7 +10,7 @@ Asynchronous (``AsyncClient``) and plain (``Client``) with the same methods.
 Sizes are bytes, durations seconds, paths inside a sandbox absolute.
 """
 
-from . import errors, network, types
+from . import errors, network, phases, types
 from ._client import AsyncClient, Creating
 from ._files import AsyncFiles
 from ._images import AsyncImages, AsyncTemplates
@@ -22,14 +22,16 @@ from ._session import AsyncSession
 from ._sync import Client, Files, Images, Layers, OutputStream, Port, Process, Sandbox, Session, Templates, Watch
 from ._watch import AsyncWatch
 from .errors import *  # noqa: F403
-from .network import NetworkRule, NetworkState
+from .network import Egress, EgressRow, NetworkRule, NetworkState
+from .phases import Phase, PhaseState
 from .types import *  # noqa: F403
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient", "AsyncFiles", "AsyncImages", "AsyncLayers", "AsyncOutputStream", "AsyncPort", "AsyncProcess", "AsyncSandbox",
-    "AsyncSession", "AsyncTemplates", "AsyncWatch", "Client", "Creating", "Files", "Images", "Layers", "NetworkRule", "NetworkState", "OutputStream", "Port",
+    "AsyncSession", "AsyncTemplates", "AsyncWatch", "Client", "Creating", "Egress", "EgressRow", "Files", "Images", "Layers", "NetworkRule", "NetworkState", "OutputStream",
+    "Phase", "PhaseState", "Port",
     "Process", "Sandbox", "Session", "Templates", "Watch",
     *errors.__all__, *types.__all__,
 ]

@@ -14,8 +14,9 @@ from ._session import AsyncSession
 from ._transport import new_key
 from ._wire import Json
 from .errors import DsecError, NotFound, SandboxGone, Timeout
-from .network import NetworkRule, rules
-from .types import (Artifact, AuditRecord, Diff, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
+from .network import Egress, NetworkRule, rules
+from .phases import PhaseState
+from .types import (Artifact, AuditRecord, Diff, Grade, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
                     parse_size)
 
 if TYPE_CHECKING:
@@ -128,15 +129,19 @@ class AsyncSandbox:
     async def start(self, cmd: Command, *, cwd: str = "", env: Mapping[str, str] | None = None, user: str = "",
                     stdin: bool = False, pty: tuple[int, int] | None = None, timeout: float = 0.0,
                     on_limit: OnLimit = "truncate", output_limit: Size = 0, shell: str = "/bin/sh",
-                    call_id: str = "") -> AsyncProcess:
+                    call_id: str = "", service: bool = False) -> AsyncProcess:
         """Starts a command and returns at once; follow it by the streams of the process.
 
         ``stdin=True`` keeps stdin open for ``write``. ``pty`` gives it a terminal of
         (rows, columns); all output is then in stdout. The rest is as in ``exec``.
+        ``service=True``, in the first phase only (IllegalState): it goes on in later
+        ones, as a user of its own that nobody there can signal or trace.
         """
         spec = _exec_spec(argv_of(cmd, shell), cwd, env, user, timeout)
         spec.update(_limits(on_limit, output_limit))
         spec["stdin"] = stdin
+        if service:
+            spec["service"] = True
         if pty is not None:
             spec["pty"] = {"rows": pty[0], "cols": pty[1]}
             spec["stdin"] = True
@@ -289,13 +294,36 @@ class AsyncSandbox:
         return await self._change("Renew")
 
     async def set_network(self, mode: str, allow: Sequence[str | NetworkRule] = ()) -> SandboxInfo:
-        """Changes what it may reach: "none", "allow-list" (what ``allow`` names) or "open".
+        """Changes what it may reach: "none", "allow-list" (what ``allow`` names), "mirror-only" or "open".
 
         When it returns, what the policy does not open is closed, and connections
         there are dead. ``info.network`` has the policy and its generation. Raises
         ``IllegalState`` for a sandbox that was made without a network.
         """
         return await self._change("SetNetwork", network=mode, allow=rules(allow))
+
+    async def egress(self) -> Egress:
+        """What it has reached by name on ports 80 and 443 and what it was refused there, while it lives.
+
+        Refusals are events, too: ``network_refused``. Raises ``SandboxGone`` when it has ended.
+        """
+        return Egress.from_wire(await self._client._call("Sandboxes/Egress", {"id": self.id}))
+
+    async def set_phase(self, name: str) -> SandboxInfo:
+        """Moves it to another of the phases it was made with, forwards or where the phase says ``back``.
+
+        When it returns, everything that ran has been killed, and files, network, limits and
+        rights of the phase are in force; ``phase`` has its generation. The phase it is in
+        changes nothing. Raises ``IllegalState`` where there is no way to it, ``Invalid`` for
+        an unknown one. After any other error it stands still between the two
+        (``phase.moving``) until the same call succeeds, which the node also tries itself.
+        """
+        return await self._change("SetPhase", timeout=600.0, name=name)
+
+    @property
+    def phase(self) -> PhaseState | None:
+        """The phase it was in when it was last heard of (``refresh``); None: it has none."""
+        return self.info.phase
 
     async def delete(self) -> bool:
         """Removes everything but the record. False if it was deleted before."""
@@ -317,6 +345,37 @@ class AsyncSandbox:
     async def commit(self, tag: str, *, scrub: Scrub | bool = False) -> str:
         """Is ``pack_diff`` with a tag for those who want the digest only."""
         return (await self.pack_diff(tag, scrub=scrub)).digest
+
+    async def grade(self, command: Command, *, paths: Sequence[str] = (), where: str = "fresh", exclude: Sequence[str] = (),
+                    files: Mapping[str, bytes | str] | None = None, layers: Sequence[str] = (),
+                    env: Mapping[str, str] | None = None, workdir: str = "", user: str = "", timeout: float = 600,
+                    network: str = "", allow: Sequence[str | NetworkRule] = (), memory: Size = 0, cpu: float = 0,
+                    verify: Sequence[str] = (), call_id: str = "") -> Grade:
+        """Grades what was done in it, in a fresh sandbox of the same layers.
+
+        That one gets what this one has at the declared ``paths`` (default: the working
+        directory), and nothing else of it; then what only the grader has, ``layers``
+        and ``files`` (content by path). ``command`` writes the reward, a JSON number or
+        an object with one under "reward", to the file that $DSEC_REWARD names, and
+        ends with 0, within ``timeout`` seconds. It runs as a user that nobody else is,
+        unless ``user`` says otherwise. This sandbox may run, be paused or stopped.
+
+        ``where="same"`` runs it here, if the programs and libraries that it stands on,
+        and what ``verify`` names, are as in the layers.
+
+        A Grade says what was found; an exception, that no grading took place. The same
+        ``call_id`` again gives the same grade.
+        """
+        if timeout <= 0:
+            raise ValueError(f"timeout of {timeout} s is not positive")
+        content = {p: b.encode() if isinstance(b, str) else bytes(b) for p, b in (files or {}).items()}
+        request = w.drop_empty({
+            "id": self.id, "call_id": call_id or new_key(), "where": where, "command": argv_of(command, "/bin/sh"), "paths": list(paths),
+            "exclude": list(exclude), "layers": list(layers), "env": dict(env or {}), "workdir": workdir, "user": user,
+            "timeout": timeout, "network": network, "allow": rules(allow), "verify": list(verify),
+            "files": [{"path": p, "data": w.b64(b)} for p, b in content.items()],
+            "limits": w.drop_empty({"memory": str(parse_size(memory)) if memory else "", "cpu": cpu})})
+        return Grade.from_wire(await self._client._call("Sandboxes/Grade", request, timeout=1800.0))
 
     async def diff(self, most: int = 0) -> Diff:
         """What its disk differs in from its layers; at most so many paths (0: 100,000)."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime
 from typing import Mapping, Sequence, TypedDict
 
 from .network import NetworkRule
+from .phases import Phase
 from .types import Keep, Size
 
 
@@ -19,6 +21,8 @@ class SpecFields(TypedDict, total=False):
     hostname: str
     network: str
     allow: Sequence[str | NetworkRule]
+    cutoff: datetime | date | str | None
+    mirror_deny: Sequence[str]
     cpu: float
     cpu_weight: int
     memory: Size
@@ -29,6 +33,7 @@ class SpecFields(TypedDict, total=False):
     lifetime: float
     retention: float
     on_failure: Keep | None
+    phases: Sequence[Phase]
     profile: str
     no_new_privs: bool
     oom: str

@@ -22,9 +22,10 @@ from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .errors import DsecError
-from .network import NetworkRule
+from .network import Egress, NetworkRule
+from .phases import PhaseState
 from .types import (Artifact, AuditRecord, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
-                    Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
+                    Grade, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -215,13 +216,15 @@ class Sandbox:
         """
         return self._portal.run(self._core.exec(cmd, cwd=cwd, env=env, user=user, stdin=stdin, timeout=timeout, check=check, on_limit=on_limit, output_limit=output_limit, shell=shell, call_id=call_id, kill_on_cancel=kill_on_cancel))
 
-    def start(self, cmd: Command, *, cwd: str='', env: Mapping[str, str] | None=None, user: str='', stdin: bool=False, pty: tuple[int, int] | None=None, timeout: float=0.0, on_limit: OnLimit='truncate', output_limit: Size=0, shell: str='/bin/sh', call_id: str='') -> Process:
+    def start(self, cmd: Command, *, cwd: str='', env: Mapping[str, str] | None=None, user: str='', stdin: bool=False, pty: tuple[int, int] | None=None, timeout: float=0.0, on_limit: OnLimit='truncate', output_limit: Size=0, shell: str='/bin/sh', call_id: str='', service: bool=False) -> Process:
         """Starts a command and returns at once; follow it by the streams of the process.
 
         ``stdin=True`` keeps stdin open for ``write``. ``pty`` gives it a terminal of
         (rows, columns); all output is then in stdout. The rest is as in ``exec``.
+        ``service=True``, in the first phase only (IllegalState): it goes on in later
+        ones, as a user of its own that nobody there can signal or trace.
         """
-        return cast("Process", self._wrap(self._portal.run(self._core.start(cmd, cwd=cwd, env=env, user=user, stdin=stdin, pty=pty, timeout=timeout, on_limit=on_limit, output_limit=output_limit, shell=shell, call_id=call_id))))
+        return cast("Process", self._wrap(self._portal.run(self._core.start(cmd, cwd=cwd, env=env, user=user, stdin=stdin, pty=pty, timeout=timeout, on_limit=on_limit, output_limit=output_limit, shell=shell, call_id=call_id, service=service))))
 
     def attach(self, exec_id: str, stdout_offset: int=0, stderr_offset: int=0) -> Process:
         """Follows a command again, running or ended, from the given offsets on.
@@ -290,13 +293,36 @@ class Sandbox:
         return self._portal.run(self._core.renew())
 
     def set_network(self, mode: str, allow: Sequence[str | NetworkRule]=()) -> SandboxInfo:
-        """Changes what it may reach: "none", "allow-list" (what ``allow`` names) or "open".
+        """Changes what it may reach: "none", "allow-list" (what ``allow`` names), "mirror-only" or "open".
 
         When it returns, what the policy does not open is closed, and connections
         there are dead. ``info.network`` has the policy and its generation. Raises
         ``IllegalState`` for a sandbox that was made without a network.
         """
         return self._portal.run(self._core.set_network(mode, allow))
+
+    def egress(self) -> Egress:
+        """What it has reached by name on ports 80 and 443 and what it was refused there, while it lives.
+
+        Refusals are events, too: ``network_refused``. Raises ``SandboxGone`` when it has ended.
+        """
+        return self._portal.run(self._core.egress())
+
+    def set_phase(self, name: str) -> SandboxInfo:
+        """Moves it to another of the phases it was made with, forwards or where the phase says ``back``.
+
+        When it returns, everything that ran has been killed, and files, network, limits and
+        rights of the phase are in force; ``phase`` has its generation. The phase it is in
+        changes nothing. Raises ``IllegalState`` where there is no way to it, ``Invalid`` for
+        an unknown one. After any other error it stands still between the two
+        (``phase.moving``) until the same call succeeds, which the node also tries itself.
+        """
+        return self._portal.run(self._core.set_phase(name))
+
+    @property
+    def phase(self) -> PhaseState | None:
+        """The phase it was in when it was last heard of (``refresh``); None: it has none."""
+        return self._core.phase
 
     def delete(self) -> bool:
         """Removes everything but the record. False if it was deleted before."""
@@ -315,6 +341,24 @@ class Sandbox:
     def commit(self, tag: str, *, scrub: Scrub | bool=False) -> str:
         """Is ``pack_diff`` with a tag for those who want the digest only."""
         return self._portal.run(self._core.commit(tag, scrub=scrub))
+
+    def grade(self, command: Command, *, paths: Sequence[str]=(), where: str='fresh', exclude: Sequence[str]=(), files: Mapping[str, bytes | str] | None=None, layers: Sequence[str]=(), env: Mapping[str, str] | None=None, workdir: str='', user: str='', timeout: float=600, network: str='', allow: Sequence[str | NetworkRule]=(), memory: Size=0, cpu: float=0, verify: Sequence[str]=(), call_id: str='') -> Grade:
+        """Grades what was done in it, in a fresh sandbox of the same layers.
+
+        That one gets what this one has at the declared ``paths`` (default: the working
+        directory), and nothing else of it; then what only the grader has, ``layers``
+        and ``files`` (content by path). ``command`` writes the reward, a JSON number or
+        an object with one under "reward", to the file that $DSEC_REWARD names, and
+        ends with 0, within ``timeout`` seconds. It runs as a user that nobody else is,
+        unless ``user`` says otherwise. This sandbox may run, be paused or stopped.
+
+        ``where="same"`` runs it here, if the programs and libraries that it stands on,
+        and what ``verify`` names, are as in the layers.
+
+        A Grade says what was found; an exception, that no grading took place. The same
+        ``call_id`` again gives the same grade.
+        """
+        return self._portal.run(self._core.grade(command, paths=paths, where=where, exclude=exclude, files=files, layers=layers, env=env, workdir=workdir, user=user, timeout=timeout, network=network, allow=allow, memory=memory, cpu=cpu, verify=verify, call_id=call_id))
 
     def diff(self, most: int=0) -> Diff:
         """What its disk differs in from its layers; at most so many paths (0: 100,000)."""

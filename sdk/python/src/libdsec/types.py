@@ -8,17 +8,18 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Iterable, Literal, Mapping, Sequence
 
 from . import _wire as w
 from ._wire import Json
-from .network import NetworkRule, NetworkState, rules
+from .network import NetworkRule, NetworkState, cutoff_time, rules
+from .phases import Phase, PhaseState, phases
 
 __all__ = [
-    "Artifact", "Blame", "AuditRecord", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
-    "Kept", "Layer", "LayerDemand", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result",
+    "Applied", "Artifact", "AuditRecord", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
+    "Grade", "Kept", "Layer", "LayerDemand", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result",
     "SandboxInfo", "SandboxResult", "SandboxUsage", "Scrub", "ScrubReport", "Spec", "StackLayer", "Stats", "Step",
     "TracedFile", "Usage", "parse_duration", "parse_size",
 ]
@@ -69,7 +70,13 @@ class Spec:
 
     ``image`` and ``layers`` are tags ("name:tag") or digests ("sha256:…"), bottom to top.
     ``command`` is a main process whose end ends the sandbox; without one it idles.
-    ``network`` is "none" (default), "allow-list" (what ``allow`` names) or "open".
+    ``network`` is "none" (default), "allow-list" (what ``allow`` names), "mirror-only" (the node's mirror of packages) or "open".
+    The mirror hides releases newer than ``cutoff``, a time or a day ("2025-01-31": that day and all after it; UTC unless it says
+    otherwise), and refuses the names of ``mirror_deny`` ("pypi:requests").
+    ``profile`` is what it may ask of the kernel: "build" (default), "debug" (gdb, strace), "pwn" (raw and packet
+    sockets, core dumps, too), "desktop" (Chromium with its sandbox) or "nested" (container engines; VM tiers only).
+    A tier or machine that cannot give it raises ``Unsupported``.
+    ``bandwidth`` is of the network, in bytes a second each way; 0 is what the machine can.
     ``call_id`` makes creation idempotent: same id and spec, same sandbox.
     """
 
@@ -84,16 +91,20 @@ class Spec:
     hostname: str = ""
     network: str = ""
     allow: Sequence[str | NetworkRule] = ()
+    cutoff: datetime | date | str | None = None
+    mirror_deny: Sequence[str] = ()
     cpu: float = 0.0
     cpu_weight: int = 0
     memory: Size = 0
     pids: int = 0
     disk: Size = 0
     output: Size = 0
+    bandwidth: Size = 0
     idle: float = 0.0
     lifetime: float = 0.0
     retention: float = 0.0
     on_failure: Keep | None = None
+    phases: Sequence[Phase] = ()  # it begins in the first; none: what a spec says holds all its life
     profile: str = ""
     no_new_privs: bool = False
     oom: str = ""
@@ -108,16 +119,19 @@ class Spec:
         return dataclasses.replace(self, **fields)
 
     def wire(self) -> Json:
-        if isinstance(self.layers, str) or isinstance(self.command, str):
-            raise TypeError("layers and command of a Spec are sequences of strings, not one string")
+        if isinstance(self.layers, str) or isinstance(self.command, str) or isinstance(self.mirror_deny, str):
+            raise TypeError("layers, command and mirror_deny of a Spec are sequences of strings, not one string")
         limits = {"cpu": self.cpu, "cpu_weight": self.cpu_weight, "memory": parse_size(self.memory),
-                  "pids": self.pids, "disk": parse_size(self.disk), "output": parse_size(self.output)}
+                  "pids": self.pids, "disk": parse_size(self.disk), "output": parse_size(self.output), "bandwidth": parse_size(self.bandwidth)}
         lifetimes = {"idle": self.idle, "lifetime": self.lifetime, "retention": self.retention,
                      "keep_failed": parse_duration(self.on_failure.ttl) if self.on_failure else 0.0}
+        cutoff = cutoff_time(self.cutoff)
         return w.drop_empty({
             "name": self.name, "tier": self.tier, "image": self.image, "layers": list(self.layers),
             "command": list(self.command), "env": dict(self.env), "user": self.user, "workdir": self.workdir,
-            "hostname": self.hostname, "network": self.network, "allow": rules(self.allow), "limits": w.drop_empty(limits),
+            "hostname": self.hostname, "network": self.network, "allow": rules(self.allow),
+            "phases": phases(self.phases),
+            "cutoff": w.timestamp(cutoff) if cutoff else "", "mirror_deny": list(self.mirror_deny), "limits": w.drop_empty(limits),
             "lifetimes": w.drop_empty(lifetimes), "profile": self.profile, "no_new_privs": self.no_new_privs,
             "oom": self.oom, "mounts": [{"source": s, "target": t} for s, t in self.mounts], "watch": list(self.watch),
             "labels": dict(self.labels), "call_id": self.call_id, "rollout_key": self.rollout_key,
@@ -130,11 +144,13 @@ class Spec:
             image=w.string(m, "image"), layers=tuple(w.strings(m, "layers")), name=w.string(m, "name"),
             tier=w.string(m, "tier"), command=tuple(w.strings(m, "command")), env=w.string_map(m, "env"),
             user=w.string(m, "user"), workdir=w.string(m, "workdir"), hostname=w.string(m, "hostname"),
-            network=w.string(m, "network"), allow=tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
+            network=w.string(m, "network"), allow=tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")),
+            cutoff=w.time(m, "cutoff"), mirror_deny=tuple(w.strings(m, "mirror_deny")), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
             memory=w.integer(lim, "memory"), pids=w.integer(lim, "pids"), disk=w.integer(lim, "disk"),
-            output=w.integer(lim, "output"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
+            output=w.integer(lim, "output"), bandwidth=w.integer(lim, "bandwidth"), idle=w.number(life, "idle"), lifetime=w.number(life, "lifetime"),
             retention=w.number(life, "retention"),
             on_failure=Keep(w.number(life, "keep_failed")) if w.number(life, "keep_failed") else None, profile=w.string(m, "profile"),
+            phases=tuple(Phase.from_wire(p) for p in w.messages(m, "phases")),
             no_new_privs=w.boolean(m, "no_new_privs"), oom=w.string(m, "oom"),
             watch=tuple(w.strings(m, "watch")), mounts=tuple((w.string(x, "source"), w.string(x, "target")) for x in w.messages(m, "mounts")),
             labels=w.string_map(m, "labels"), call_id=w.string(m, "call_id"),
@@ -333,6 +349,8 @@ class SandboxInfo:
     kept: Kept | None = None
     blame: Blame | None = None
     network: NetworkState | None = None  # None: as in its spec, never changed
+    grades: tuple[Grade, ...] = ()  # the last gradings, oldest first
+    phase: PhaseState | None = None  # None: it has none
 
     @property
     def live(self) -> bool:
@@ -348,7 +366,58 @@ class SandboxInfo:
             w.integer(m, "starts"),
             tuple(Step(w.string(s, "name"), w.number(s, "took")) for s in w.messages(m, "steps")),
             w.string(m, "node"), Kept.from_wire(w.message(m, "kept")),
-            Blame.from_wire(w.message(m, "blame")), NetworkState.from_wire(w.message(m, "network")))
+            Blame.from_wire(w.message(m, "blame")), NetworkState.from_wire(w.message(m, "network")),
+            tuple(Grade.from_wire(g) for g in w.messages(m, "grades")),
+            PhaseState.from_wire(w.message(m, "phase")))
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What of the declared paths came into a fresh sandbox: entries, their bytes, paths that the agent had removed, and entries that were not taken."""
+
+    files: int
+    bytes: int
+    removed: int
+    refused: int
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What a grading found.
+
+    ``reward`` is None unless ``cause`` is "completed": what went wrong with the
+    grader (grader_error, grader_timeout), what the agent left that cannot be taken
+    (agent_error) and what the platform did (infra_…) is never a reward of 0.
+    ``details`` is the object that the grader wrote, if it was one. ``sandbox`` is
+    where the grader ran; ``output`` the end of what it said; ``wall`` in seconds.
+    """
+
+    reward: float | None
+    details: dict[str, Any]
+    cause: str
+    where: str
+    sandbox: str
+    exit_code: int
+    output: bytes
+    evidence: tuple[str, ...]
+    tampered: bool
+    applied: Applied
+    time: datetime | None
+    wall: float
+
+    @property
+    def mask(self) -> bool:
+        """A trainer should drop the rollout from its loss: only the platform is to blame."""
+        return self.cause.startswith("infra_") or self.cause == "preempted"
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Grade:
+        a, details = w.message(m, "applied") or {}, w.data(m, "details")
+        return cls(w.number(m, "reward") if "reward" in m else None, w.loads(details), w.string(m, "cause"), w.string(m, "where"),
+                   w.string(m, "sandbox"), w.integer(m, "exit_code"), w.data(m, "output"), tuple(w.strings(m, "evidence")),
+                   w.boolean(m, "tampered"),
+                   Applied(w.integer(a, "files"), w.integer(a, "bytes"), w.integer(a, "removed"), w.integer(a, "refused")),
+                   w.time(m, "time"), w.number(m, "wall"))
 
 
 @dataclass(frozen=True)
