@@ -114,7 +114,7 @@ func (d *Detector) AddEvent(e dsec.Event) {
 	case dsec.EventRefused:
 		n, _ := strconv.ParseInt(e.Fields["refused"], 10, 64)
 		signs = d.refusedPacket(e.Detail, n)
-	case dsec.EventType("phase"):
+	case dsec.EventPhase:
 		signs = phaseEvent(e)
 	case dsec.EventOOM, dsec.EventRepercussion:
 		signs = damageEvent(e)
