@@ -183,6 +183,22 @@ func TestWhatTheHarnessDoesIsNoSign(t *testing.T) {
 	}
 }
 
+// TestPhasesOfTheHarness: what is begun in one is its doing, what was begun before is not.
+func TestPhasesOfTheHarness(t *testing.T) {
+	c := task
+	c.Phases = []string{"judge"}
+	s := tell(t, c).add(dsec.AuditRecord{Kind: dsec.AuditProcess, Exe: "/usr/bin/true", Exec: "old", Phase: "work"})
+	s.event(dsec.Event{Type: dsec.EventPhase, Detail: "judge", Fields: map[string]string{"killed": "0"}})
+	s.add(dsec.AuditRecord{Kind: dsec.AuditWrite, Path: "/logs/reward.txt", Detail: dsec.WriteMade, Exe: "/usr/bin/bash", Exec: "new", Phase: "judge"})
+	if f := s.d.Findings(); len(f) != 0 {
+		t.Errorf("of the harness: %+v", f)
+	}
+	s.add(dsec.AuditRecord{Kind: dsec.AuditWrite, Path: "/logs/reward.txt", Detail: dsec.WriteChanged, Exe: "/usr/bin/bash", Exec: "old", Phase: "judge"})
+	if got := s.found(); !reflect.DeepEqual(got, []dsec.HackClass{dsec.HackSurvivor, dsec.HackResult}) {
+		t.Errorf("of a survivor: %v", got)
+	}
+}
+
 // TestWhoIsNotKnownMayBeTheHarness: a chown of all by the harness ended before it was looked at.
 func TestWhoIsNotKnownMayBeTheHarness(t *testing.T) {
 	chown := func(s *story) {

@@ -68,18 +68,18 @@ func (d *Detector) Add(r dsec.AuditRecord) {
 		c := commandOf(r)
 		c.parent = d.procs[r.PPID].name
 		d.remember(r.PID, c)
-		if d.trusted(r.Exec) {
+		if d.harnessDid(r) {
 			return
 		}
 		signs = d.started(c, r)
 	case dsec.AuditWrite:
-		if d.trusted(r.Exec) || fileService(r) { // whoever calls the API is outside
+		if d.harnessDid(r) || fileService(r) { // whoever calls the API is outside
 			put(d.theirs, r.Path)
 			return
 		}
 		signs = append(d.wrote(r), d.late(r)...)
 	case dsec.AuditSyscall:
-		if d.trusted(r.Exec) {
+		if d.harnessDid(r) {
 			return
 		}
 		signs = refusedCall(r)
@@ -107,7 +107,7 @@ func (d *Detector) AddEvent(e dsec.Event) {
 	switch e.Type {
 	case dsec.EventExecStarted:
 		if d.trusted(e.Exec) {
-			d.windows = append(d.windows[max(0, len(d.windows)-mostWindows+1):], window{exec: e.Exec, from: e.Time})
+			d.window(window{exec: e.Exec, from: e.Time})
 		}
 	case dsec.EventExecExited:
 		d.exited(e)
@@ -115,7 +115,7 @@ func (d *Detector) AddEvent(e dsec.Event) {
 		n, _ := strconv.ParseInt(e.Fields["refused"], 10, 64)
 		signs = d.refusedPacket(e.Detail, n)
 	case dsec.EventPhase:
-		signs = phaseEvent(e)
+		signs = d.moved(e)
 	case dsec.EventOOM, dsec.EventRepercussion:
 		signs = damageEvent(e)
 	}
@@ -128,11 +128,7 @@ func (d *Detector) AddResult(r dsec.Result, at time.Time) {
 }
 
 func (d *Detector) exited(e dsec.Event) {
-	for i := range d.windows {
-		if w := &d.windows[i]; w.exec == e.Exec && w.to.IsZero() {
-			w.to = e.Time
-		}
-	}
+	d.over(e.Exec, e.Time)
 	if len(d.ended) < mostExecs {
 		d.ended[e.Exec] = e.Time
 	}
@@ -143,6 +139,16 @@ func (d *Detector) trusted(exec string) bool {
 		ok, _ := path.Match(p, exec)
 		return ok
 	})
+}
+
+// harnessDid reports whether a record is of the harness: of a command of it, or of one that
+// began in a phase of it.
+func (d *Detector) harnessDid(r dsec.AuditRecord) bool {
+	if d.trusted(r.Exec) {
+		return true
+	}
+	first, known := d.phases[r.Exec]
+	return r.Exec != "" && slices.Contains(d.cfg.Phases, r.Phase) && (!known || first == r.Phase)
 }
 
 // remember keeps the last processes.

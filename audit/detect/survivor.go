@@ -2,6 +2,7 @@ package detect
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -49,6 +50,19 @@ func (d *Detector) late(r dsec.AuditRecord) []sign {
 	return nil
 }
 
+// window adds a time in which the harness does something; over ends it.
+func (d *Detector) window(w window) {
+	d.windows = append(d.windows[max(0, len(d.windows)-mostWindows+1):], w)
+}
+
+func (d *Detector) over(exec string, at time.Time) {
+	for i := range d.windows {
+		if w := &d.windows[i]; w.exec == exec && w.to.IsZero() {
+			w.to = at
+		}
+	}
+}
+
 // judged reports whether a command of the harness ran at a time, or about then.
 func (d *Detector) judged(at time.Time) bool {
 	for _, w := range d.windows {
@@ -73,8 +87,12 @@ func (d *Detector) detached(c command) []sign {
 	return []sign{{dsec.HackSurvivor, "detached", weight, c.line()}}
 }
 
-// phaseEvent: a move to another phase ends what runs, and says how many that were.
-func phaseEvent(e dsec.Event) []sign {
+// moved: a move to another phase ends what runs, and says how many that were.
+func (d *Detector) moved(e dsec.Event) []sign {
+	d.over("phase", e.Time)
+	if slices.Contains(d.cfg.Phases, e.Detail) {
+		d.window(window{exec: "phase", from: e.Time})
+	}
 	n, _ := strconv.Atoi(e.Fields["killed"])
 	if n == 0 {
 		return nil
