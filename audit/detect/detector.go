@@ -98,6 +98,14 @@ func (d *Detector) started(c command, r dsec.AuditRecord) []sign {
 	for _, rule := range []func(command) []sign{history, d.fetch, scans, privilege, probe, damage, d.hooked, d.detached, shadowed} {
 		signs = append(signs, rule(c)...)
 	}
+	for _, x := range c.pieces() {
+		for _, rule := range []func(command) []sign{history, d.fetch, scans, privilege, probe, damage, d.hooked} {
+			for _, s := range rule(x) {
+				s.weight *= textWeight
+				signs = append(signs, s)
+			}
+		}
+	}
 	return signs
 }
 

@@ -13,6 +13,9 @@ import (
 // and how much the clocks of records and events may differ.
 const settle = 500 * time.Millisecond
 
+// toldLate is how long a command may have run when it is told that it has started.
+const toldLate = 50 * time.Millisecond
+
 var (
 	detachers = set("setsid nohup daemonize start-stop-daemon at batch crond cron anacron systemd-run screen tmux dtach abduco")
 	detaching = regexp.MustCompile(`\bsetsid\b|\bnohup\b|\bdisown\b|os\.setsid|start_new_session=True|os\.fork\(\)|daemon`)
@@ -66,7 +69,7 @@ func (d *Detector) over(exec string, at time.Time) {
 // judged reports whether a command of the harness ran at a time, or about then.
 func (d *Detector) judged(at time.Time) bool {
 	for _, w := range d.windows {
-		if !at.Before(w.from.Add(-settle)) && (w.to.IsZero() || !at.After(w.to.Add(settle))) {
+		if !at.Before(w.from.Add(-toldLate)) && (w.to.IsZero() || !at.After(w.to.Add(settle))) {
 			return true
 		}
 	}
