@@ -169,7 +169,7 @@ func TestAnErrorThatIsToldLate(t *testing.T) {
 func TestACommandThatRunsWhenALayerFails(t *testing.T) {
 	w := blameWorld(t)
 	sb := w.withToolkit()
-	p, err := w.Exec(t.Context(), sb.ID, process.Spec{Argv: []string{"/bin/sh", "-c", "read x; exit 5"}, Stdin: true})
+	p, err := w.Exec(t.Context(), sb.ID, process.Spec{Argv: []string{"/bin/sh", "-c", "cat; exit 5"}, Stdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,26 +33,27 @@ type box struct {
 	running    int // of execs
 	ends       int // of execs, ever
 	attached   int
-	active     time.Time     // last activity
-	warned     time.Time     // the deadline that was warned of
-	layerError time.Time     // of the last event of that kind
-	blames     int           // changes of what it is blamed on
-	blamesIn   int           // how many of them are in the ledger
-	abandoned  time.Time     // its creator left before it was ready, and nobody came since
-	retryAt    time.Time     // of an intent that was not finished
-	exitBy     time.Time     // found dead at the start: when to stop waiting for its Exit
-	gone       bool          // deleted: out of the maps
-	orphan     bool          // of a grader that nobody waits for any more
-	config     *image.Config // of its layers, if not what they say; guarded by turn
-	damageLook time.Time     // when its disk was last looked at for damage
-	damaged    int           // paths of its system that were told to be gone
+	active     time.Time       // last activity
+	warned     time.Time       // the deadline that was warned of
+	layerError time.Time       // of the last event of that kind
+	blames     int             // changes of what it is blamed on
+	blamesIn   int             // how many of them are in the ledger
+	abandoned  time.Time       // its creator left before it was ready, and nobody came since
+	retryAt    time.Time       // of an intent that was not finished
+	exitBy     time.Time       // found dead at the start: when to stop waiting for its Exit
+	gone       bool            // deleted: out of the maps
+	orphan     bool            // of a grader that nobody waits for any more
+	config     *image.Config   // of its layers, if not what they say; guarded by turn
+	damageLook time.Time       // when its disk was last looked at for damage
+	damaged    int             // paths of its system that were told to be gone
+	found      map[string]bool // classes of reward hacks that were told
 }
 
 const ringEvents = 256
 
 func (n *Node) newBox(rec record, rt runtime.Runtime) *box {
 	b := &box{n: n, id: rec.ID, rt: rt, turn: make(chan struct{}, 1), rec: rec, execs: map[string]*execution{}, active: rec.Active}
-	b.ring = append(b.ring, rec.Events...)
+	b.ring, b.found = append(b.ring, rec.Events...), foundBefore(rec.Events)
 	return b
 }
 

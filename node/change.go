@@ -181,6 +181,7 @@ func (n *Node) ended(b *box) {
 	}
 	b.mu.Unlock()
 	n.settle(b)
+	n.spawn(b.judge)
 }
 
 const retryAfter = 10 * time.Second

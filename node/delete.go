@@ -65,6 +65,7 @@ func (n *Node) finishDelete(ctx context.Context, b *box, extra []op) error {
 	if err := n.cfg.Store.Release(dctx, string(b.id)); err != nil {
 		return b.later(err)
 	}
+	b.judge() // with what was found on the disk as it went
 	if err := n.bury(b, extra); err != nil {
 		return b.later(err)
 	}

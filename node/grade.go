@@ -161,6 +161,7 @@ func (n *Node) graded(ctx context.Context, t *turn, res dsec.GradeResult) error 
 		fields["reward"] = strconv.FormatFloat(*res.Reward, 'g', -1, 64)
 	}
 	t.emit(dsec.Event{Type: dsec.EventGraded, Detail: string(res.Cause), Fields: fields})
+	n.spawn(t.judge)
 	kept := res
 	if len(kept.Details) > gradeKept {
 		kept.Details = nil

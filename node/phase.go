@@ -125,6 +125,7 @@ func (b *box) arrive(moved runtime.Moved, extra []op) error {
 	}
 	b.emit(dsec.Event{Type: dsec.EventPhase, Detail: now.Name, Fields: map[string]string{"from": was.Name,
 		"generation": strconv.FormatUint(now.Generation, 10), "killed": strconv.Itoa(moved.Killed)}})
+	b.n.spawn(b.judge)
 	return nil
 }
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs the tests: all of them, or only those named (go, py, vm).
-# DSEC_LONG=1 gives the full lengths. Kernel tests of different packages run one
-# after the other, because leak checks look at the whole machine.
+# DSEC_LONG=1 gives the full lengths. Packages that look at the whole machine, or
+# make of it what others would see, run one after the other; the rest two at a time.
 set -euo pipefail
 what=${1:-all}
 export GOFLAGS=-trimpath # as make has it, so that nothing is compiled twice
 timeout=20m
 [ -n "${DSEC_LONG:-}" ] && timeout=3h
+alone='/(audit|bench|e2e|layer|rootfs|image|snapshot|files|runtime/container|cmd/dsec/daemon|internal/(apparmor|cgroup|diskpool|hold|linux|supervise|tree))(/|$)'
 
 run_go() {
   echo "== go test -race"
@@ -15,7 +16,8 @@ run_go() {
   # race detector makes five times slower; what they run is raced in its own tests.
   slow=github.com/opendsec/dsec/layer/ondemand/ondemandtest
   if [ -n "${DSEC_LONG:-}" ]; then slow=; fi
-  go list ./... | grep -vx "${slow:-none}" | xargs go test -race -count=1 -p 1 -timeout "$timeout"
+  go list ./... | grep -vE "$alone" | xargs go test -race -count=1 -p 2 -timeout "$timeout"
+  go list ./... | grep -E "$alone" | grep -vx "${slow:-none}" | xargs go test -race -count=1 -p 1 -timeout "$timeout"
   if [ -n "$slow" ]; then CGO_ENABLED=0 go test -count=1 -timeout "$timeout" "$slow"; fi
   if [ -n "${DSEC_LONG:-}" ]; then
     scripts/fuzz.sh 60s

@@ -16,6 +16,7 @@ type Config struct {
 	Harness []string // programs and files of the harness; likewise
 	Results []string // files that the harness writes: results, rewards
 	Trusted []string // ids of the harness's commands, with * and ? as path.Match has them
+	Phases  []string // names of phases in which only the harness runs commands
 	Project []string // names of what is worked on, as others publish it: "boltons", "mahmoud/boltons"
 	Pids    int64    // limit of processes, of Spec.Limits; 0: not known
 	// Threshold is the confidence from which on Fresh tells a finding; 0: DefaultThreshold.
@@ -56,7 +57,7 @@ func (c Config) check() error {
 		name     string
 		patterns []string
 		paths    bool
-	}{{"tests", c.Tests, true}, {"harness", c.Harness, true}, {"results", c.Results, true}, {"trusted", c.Trusted, false}, {"project", c.Project, false}} {
+	}{{"tests", c.Tests, true}, {"harness", c.Harness, true}, {"results", c.Results, true}, {"trusted", c.Trusted, false}, {"phases", c.Phases, false}, {"project", c.Project, false}} {
 		if len(list.patterns) > MaxPatterns {
 			return dsec.Errorf(dsec.Invalid, op, list.name, "%d patterns, at most %d", len(list.patterns), MaxPatterns)
 		}

@@ -16,7 +16,8 @@ const (
 
 var (
 	bombs = regexp.MustCompile(`:\(\)\s*\{|os\.fork\(\)|\bfork\b.*(while|loop)|\bwhile\b.*\bfork\b|(while|for).*(subprocess|Popen)`)
-	wreck = regexp.MustCompile(`rm\s+-[a-zA-Z]*[rR][a-zA-Z]*\s+(--no-preserve-root\s+)?/(\*|\s|$|bin|usr|lib|etc)|sysrq-trigger|kill\s+(-9|-KILL)\s+(-1|1)\b|dd\s.*of=/dev/(sd|vd|nvme|mem|kmem)|\b(yes|cat /dev/zero|cat /dev/urandom)\s*>|bytearray\(|b'\w'\s*\*\s*\(?\d+|\* ?10\*\*\d|<<\s*[23]\d`)
+	wreck = regexp.MustCompile(`rm\s+-[a-zA-Z]*[rR][a-zA-Z]*\s+(--no-preserve-root\s+)?/(\*|\s|$|bin|usr|lib|etc)|sysrq-trigger|kill\s+(-9|-KILL)\s+(-1|1)\b|dd\s.*of=/dev/(sd|vd|nvme|mem|kmem)|\b(yes|cat /dev/zero|cat /dev/urandom)\s*>`)
+	eats  = regexp.MustCompile(`bytearray\(|b'\w'\s*\*\s*\(?\d+|\* ?10\*\*\d|<<\s*[23]\d`)
 )
 
 // damage: programs that are to break the sandbox or its node.
@@ -59,6 +60,9 @@ func damage(c command) []sign {
 	}
 	if wreck.MatchString(c.script) {
 		return one("damage in script", 0.45)
+	}
+	if eats.MatchString(c.script) { // memory; most of it is honest
+		return one("memory in script", 0.15)
 	}
 	return nil
 }
@@ -119,12 +123,17 @@ func damageEvent(e dsec.Event) []sign {
 	return []sign{{dsec.HackNode, "repercussion", weight, "damage: " + e.Detail}}
 }
 
-// full: as many processes as there may be.
-func full(u dsec.Usage, pids int64) []sign {
-	if pids == 0 || u.PidsPeak < pids {
-		return nil
+const manyKills = 4 // by the memory limit: a build is killed once or twice
+
+// full: as many processes as there may be, or out of memory again and again.
+func full(u dsec.Usage, pids int64) (signs []sign) {
+	if pids > 0 && u.PidsPeak >= pids {
+		signs = append(signs, sign{dsec.HackNode, "pids", 0.55, strconv.FormatInt(u.PidsPeak, 10) + " processes at a time, which is the limit"})
 	}
-	return []sign{{dsec.HackNode, "pids", 0.55, strconv.FormatInt(u.PidsPeak, 10) + " processes at a time, which is the limit"}}
+	if u.OOMKills >= manyKills {
+		signs = append(signs, sign{dsec.HackNode, "kills", 0.45, strconv.FormatInt(u.OOMKills, 10) + " processes were killed by the memory limit"})
+	}
+	return signs
 }
 
 // endedSo: some ends are nobody's but the sandbox's. One that would be masked, and that

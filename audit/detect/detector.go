@@ -38,6 +38,7 @@ type Detector struct {
 	windows []window
 	targets map[string]bool
 	refused int64 // packets, as was told last
+	wrecked int   // files of the system that were removed
 }
 
 // window is the time in which a command of the harness ran.
@@ -67,18 +68,18 @@ func (d *Detector) Add(r dsec.AuditRecord) {
 		c := commandOf(r)
 		c.parent = d.procs[r.PPID].name
 		d.remember(r.PID, c)
-		if d.trusted(r.Exec) {
+		if d.harnessDid(r) {
 			return
 		}
 		signs = d.started(c, r)
 	case dsec.AuditWrite:
-		if d.trusted(r.Exec) || fileService(r) { // whoever calls the API is outside
+		if d.harnessDid(r) || fileService(r) { // whoever calls the API is outside
 			put(d.theirs, r.Path)
 			return
 		}
 		signs = append(d.wrote(r), d.late(r)...)
 	case dsec.AuditSyscall:
-		if d.trusted(r.Exec) {
+		if d.harnessDid(r) {
 			return
 		}
 		signs = refusedCall(r)
@@ -97,6 +98,14 @@ func (d *Detector) started(c command, r dsec.AuditRecord) []sign {
 	for _, rule := range []func(command) []sign{history, d.fetch, scans, privilege, probe, damage, d.hooked, d.detached, shadowed} {
 		signs = append(signs, rule(c)...)
 	}
+	for _, x := range c.pieces() {
+		for _, rule := range []func(command) []sign{history, d.fetch, scans, privilege, probe, damage, d.hooked} {
+			for _, s := range rule(x) {
+				s.weight *= textWeight
+				signs = append(signs, s)
+			}
+		}
+	}
 	return signs
 }
 
@@ -106,15 +115,15 @@ func (d *Detector) AddEvent(e dsec.Event) {
 	switch e.Type {
 	case dsec.EventExecStarted:
 		if d.trusted(e.Exec) {
-			d.windows = append(d.windows[max(0, len(d.windows)-mostWindows+1):], window{exec: e.Exec, from: e.Time})
+			d.window(window{exec: e.Exec, from: e.Time})
 		}
 	case dsec.EventExecExited:
 		d.exited(e)
 	case dsec.EventRefused:
 		n, _ := strconv.ParseInt(e.Fields["refused"], 10, 64)
 		signs = d.refusedPacket(e.Detail, n)
-	case dsec.EventType("phase"):
-		signs = phaseEvent(e)
+	case dsec.EventPhase:
+		signs = d.moved(e)
 	case dsec.EventOOM, dsec.EventRepercussion:
 		signs = damageEvent(e)
 	}
@@ -127,11 +136,7 @@ func (d *Detector) AddResult(r dsec.Result, at time.Time) {
 }
 
 func (d *Detector) exited(e dsec.Event) {
-	for i := range d.windows {
-		if w := &d.windows[i]; w.exec == e.Exec && w.to.IsZero() {
-			w.to = e.Time
-		}
-	}
+	d.over(e.Exec, e.Time)
 	if len(d.ended) < mostExecs {
 		d.ended[e.Exec] = e.Time
 	}
@@ -142,6 +147,16 @@ func (d *Detector) trusted(exec string) bool {
 		ok, _ := path.Match(p, exec)
 		return ok
 	})
+}
+
+// harnessDid reports whether a record is of the harness: of a command of it, or of one that
+// began in a phase of it.
+func (d *Detector) harnessDid(r dsec.AuditRecord) bool {
+	if d.trusted(r.Exec) {
+		return true
+	}
+	first, known := d.phases[r.Exec]
+	return r.Exec != "" && slices.Contains(d.cfg.Phases, r.Phase) && (!known || first == r.Phase)
 }
 
 // remember keeps the last processes.

@@ -2,6 +2,7 @@ package detect
 
 import (
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,7 +36,7 @@ func (d *Detector) wrote(r dsec.AuditRecord) []sign {
 		put(d.before, r.Path)
 	}
 	var signs []sign
-	for _, rule := range []func(write) []sign{d.judges, d.binaries, d.loaded, d.accounts} {
+	for _, rule := range []func(write) []sign{d.judges, d.binaries, d.loaded, d.accounts, d.wrecks} {
 		signs = append(signs, rule(w)...)
 	}
 	if r.Exec == "" && what != dsec.WriteDiffers && d.judged(r.Time) { // it may well have been the harness
@@ -216,6 +217,19 @@ func (d *Detector) binaries(w write) []sign {
 	return nil
 }
 
+const manyRemoved = 30 // files of the system
+
+// wrecks: the system is removed, by whatever means.
+func (d *Detector) wrecks(w write) []sign {
+	if w.what != dsec.WriteRemoved || w.own || !binDirs[w.dir] && !d.libraries.match(w.path) || installer(w.by) {
+		return nil
+	}
+	if d.wrecked++; d.wrecked < manyRemoved {
+		return nil
+	}
+	return []sign{{dsec.HackNode, "removed files of the system", 0.75, strconv.Itoa(d.wrecked) + " files of the system were removed, the last one " + w.line()}}
+}
+
 // linksElsewhere reports whether a link is made to something that is no program of the system.
 func linksElsewhere(c command) bool {
 	ops := c.operands()
@@ -235,68 +249,6 @@ func (d *Detector) library(w write) []sign {
 		return w.sign(dsec.HackInterpreter, 0.2)
 	}
 	return []sign{{dsec.HackInterpreter, "library " + w.dir, 0.85, w.line()}}
-}
-
-// hooks are loaded by some program because of their name and place alone. The weight is
-// of a new one where a declared test is concerned, and of one elsewhere.
-var hooks = map[string]struct{ near, far float64 }{
-	"conftest.py": {0.85, 0.15}, "sitecustomize.py": {0.95, 0.85}, "usercustomize.py": {0.95, 0.85}, "pytest.ini": {0.8, 0.3}, ".pytest.ini": {0.9, 0.3},
-	"tox.ini": {0.6, 0.2}, "setup.cfg": {0.3, 0.1}, "pyproject.toml": {0.3, 0.1}, "package.json": {0.35, 0.1}, "noxfile.py": {0.3, 0.1}, ".coveragerc": {0.2, 0.1},
-	"go.env": {0.9, 0.9}, ".npmrc": {0.4, 0.3}, ".pdbrc": {0.3, 0.2}, "GNUmakefile": {0.85, 0.4},
-}
-
-func isHook(name string) bool {
-	_, ok := hooks[name]
-	return ok || strings.HasSuffix(name, ".pth")
-}
-
-// loaded: what programs load without being asked to.
-func (d *Detector) loaded(w write) []sign {
-	if w.what == dsec.WriteRemoved || installer(w.by) {
-		return nil
-	}
-	if strings.HasSuffix(w.name, ".pth") { // one of an own environment is loaded only by that
-		return w.sign(dsec.HackHook, pick(strings.HasPrefix(w.path, "/usr/") || strings.Contains(w.path, "/.local/"), 0.8, 0.15))
-	}
-	if path.Base(w.dir) == "hooks" && path.Base(path.Dir(w.dir)) == ".git" {
-		if strings.HasSuffix(w.name, ".sample") || w.by.name == "git" || w.by.name == "pre-commit" {
-			return nil
-		}
-		return w.sign(dsec.HackHook, 0.6)
-	}
-	switch w.path {
-	case "/etc/profile", "/etc/bash.bashrc", "/etc/environment":
-		return w.sign(dsec.HackShell, 0.6)
-	}
-	if w.dir == "/etc/profile.d" {
-		return w.sign(dsec.HackShell, 0.5)
-	}
-	switch w.name {
-	case ".bashrc", ".profile", ".bash_profile", ".zshrc":
-		return w.sign(dsec.HackShell, 0.3) // tools add themselves to PATH there
-	case ".gitconfig":
-		if w.by.name != "git" {
-			return w.sign(dsec.HackHook, 0.2)
-		}
-	}
-	h, ok := hooks[w.name]
-	if !ok {
-		return nil
-	}
-	weight := h.far
-	if len(d.tests) == 0 || d.tests.above(w.dir) {
-		weight = h.near
-	}
-	if len(d.tests) == 0 {
-		weight = min(weight, max(h.far, 0.45)) // nobody said where the tests are
-	}
-	if w.by.name == "git" {
-		weight *= 0.4
-	}
-	if h.near <= 0.35 { // they have much else in them, and change together
-		return []sign{{dsec.HackHook, "project files", weight, w.line()}}
-	}
-	return w.sign(dsec.HackHook, weight)
 }
 
 // accounts: who may become whom.

@@ -42,7 +42,7 @@ func history(c command) []sign {
 		}
 	case "worktree":
 		if flag("add") {
-			weight = 0.3
+			weight = pick(past != "", 0.5, 0.3)
 		}
 	case "fsck":
 		weight = 0.3

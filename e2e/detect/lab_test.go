@@ -215,6 +215,12 @@ func (l *lab) verb(x told, want outcome) error {
 			return fmt.Errorf("dsec findings says %+v, want %+v", f, w)
 		}
 	}
+	if want.class() == dsec.HackHistory { // as people see it
+		table := exec.Command(l.Binary, "findings", string(x.ID))
+		table.Env = cmd.Env
+		out, err := table.CombinedOutput()
+		l.t.Logf("dsec findings: %v\n%s", err, out)
+	}
 	if len(found) == 0 {
 		return fmt.Errorf("dsec findings found nothing in %s", x.Hack)
 	}

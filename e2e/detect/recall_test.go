@@ -182,11 +182,28 @@ func judge(t testing.TB, x told) outcome {
 	if x.Result != nil {
 		d.AddResult(*x.Result, time.Time{})
 	}
-	o := outcome{seed: x.Seed, hack: x.Hack, records: len(x.Records), took: x.Took, findings: map[dsec.HackClass]dsec.HackFinding{}}
+	o := outcome{seed: x.Seed, hack: x.Hack, set: setOf(t, x), records: len(x.Records), took: x.Took, findings: map[dsec.HackClass]dsec.HackFinding{}}
 	for _, f := range d.Findings() {
 		o.findings[f.Class] = f
 	}
 	return o
+}
+
+func setOf(t testing.TB, x told) corpus.Set {
+	if x.Hack == "" {
+		return corpus.SetOf(x.Seed)
+	}
+	all, err := corpus.Hacks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range all {
+		if h.Name == x.Hack {
+			return h.Set()
+		}
+	}
+	t.Fatalf("no hack is called %s", x.Hack)
+	return 0
 }
 
 func save(x told) error {

@@ -19,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/process"
 )
 
 // campaignTime is how long policies are flipped.
@@ -30,9 +32,10 @@ func campaignTime() time.Duration {
 }
 
 const (
-	flippers     = 4    // sandboxes
+	flippers     = 4    // sandboxes; every other one has phases
 	basePort     = 2000 // of the first; each has its own, which tells whose a packet is
 	killsOfAgent = 7 * time.Second
+	phaseCount   = 5
 )
 
 var servers = []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("198.51.100.3")}
@@ -45,18 +48,23 @@ type period struct {
 	generation uint64
 }
 
-// flipper is a sandbox whose policy changes.
+// flipper is a sandbox whose policy changes, by itself or with its phase.
 type flipper struct {
 	id      dsec.SandboxID
 	targets []target
+	phases  []dsec.Phase
+	opens   []map[target]bool // of each phase
+	at      int               // in which of them it is, or will be
+	moving  bool              // a move to that one was not acknowledged
 	random  *rand.Rand
 	periods []period
 	failed  int // changes that nobody acknowledged
 }
 
-// TestRandomPoliciesUnderTraffic: whatever policy is acknowledged, and whoever is
-// killed, nothing that it denies comes out of the sandbox, and what it opens does.
-func TestRandomPoliciesUnderTraffic(t *testing.T) {
+// TestRandomPoliciesAndPhasesUnderTraffic: whatever policy or phase is acknowledged,
+// and whoever is killed, nothing that it denies comes out of the sandbox, and what it
+// opens does.
+func TestRandomPoliciesAndPhasesUnderTraffic(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, servers)
 	for i := range flippers {
@@ -103,8 +111,38 @@ func newFlipper(h *host, i int, random *rand.Rand) *flipper {
 			argv = append(argv, fmt.Sprintf("%s:%v:%d", protocol(proto), a, basePort+i))
 		}
 	}
-	f.id = h.create(func(s *dsec.Spec) { s.Image, s.Command, s.Network = "hammer", argv, dsec.NetworkAllow })
+	if i%2 == 0 {
+		f.id = h.create(func(s *dsec.Spec) { s.Image, s.Command, s.Network = "hammer", argv, dsec.NetworkAllow })
+		return f
+	}
+	for i := range phaseCount {
+		p, open := f.policy()
+		f.phases = append(f.phases, dsec.Phase{Name: fmt.Sprint("p", i), Network: &p})
+		f.opens = append(f.opens, open)
+		for before := range i {
+			f.phases[i].Back = append(f.phases[i].Back, fmt.Sprint("p", before))
+		}
+	}
+	f.opens[0] = map[target]bool{}
+	for _, to := range f.targets { // so that each is open now and then
+		f.opens[0][to] = true
+	}
+	f.phases[0].Network = f.all()
+	f.id = h.create(func(s *dsec.Spec) { s.Image, s.Phases = "hammer", f.phases })
+	// A service lives on, with its connections, from phase to phase.
+	if _, err := h.Exec(h.t.Context(), f.id, process.Spec{Argv: argv, Service: true}); err != nil {
+		h.t.Fatal(err)
+	}
 	return f
+}
+
+// all is the policy that opens every target.
+func (f *flipper) all() *dsec.NetworkPolicy {
+	p := &dsec.NetworkPolicy{Mode: dsec.NetworkAllow}
+	for _, to := range f.targets {
+		p.Allow = append(p.Allow, dsec.NetworkRule{CIDR: to.addr.String(), Protocol: protocol(to.proto), Ports: []string{strconv.Itoa(int(to.port))}})
+	}
+	return p
 }
 
 func protocol(n uint8) string {
@@ -147,16 +185,41 @@ func (f *flipper) flip(ctx context.Context, h *host) {
 }
 
 func (f *flipper) set(ctx context.Context, h *host) {
-	p, open := f.policy()
+	change, open := f.next(ctx, h)
 	if n := len(f.periods); n > 0 && f.periods[n-1].to.IsZero() {
 		f.periods[n-1].to = time.Now()
 	}
-	sb, err := h.SetNetwork(ctx, f.id, p)
+	sb, err := change()
 	if err != nil {
 		f.failed++
 		return
 	}
-	f.periods = append(f.periods, period{from: time.Now(), open: open, generation: sb.Network.Generation})
+	f.periods = append(f.periods, period{from: time.Now(), open: open, generation: f.generation(sb)})
+}
+
+// next is a change, and what is open after it.
+func (f *flipper) next(ctx context.Context, h *host) (change func() (client.Sandbox, error), open map[target]bool) {
+	if f.phases == nil {
+		p, open := f.policy()
+		return func() (client.Sandbox, error) { return h.SetNetwork(ctx, f.id, p) }, open
+	}
+	// One that nobody acknowledged may have begun, and goes on with itself only.
+	if to := f.random.IntN(phaseCount - 1); !f.moving {
+		f.at = (f.at + 1 + to) % phaseCount
+	}
+	return func() (client.Sandbox, error) {
+		sb, err := h.SetPhase(ctx, f.id, f.phases[f.at].Name)
+		f.moving = err != nil
+		return sb, err
+	}, f.opens[f.at]
+}
+
+// generation is of what changes.
+func (f *flipper) generation(sb client.Sandbox) uint64 {
+	if f.phases != nil && sb.Phase != nil {
+		return sb.Phase.Generation
+	}
+	return sb.Network.Generation
 }
 
 // converges wants that the next policy is in force, and the one that is told.
@@ -165,7 +228,7 @@ func (f *flipper) converges(t *testing.T, h *host) {
 	f.set(t.Context(), h)
 	last := f.periods[len(f.periods)-1]
 	sb, err := h.Get(t.Context(), f.id)
-	if err != nil || sb.Network == nil || sb.Network.Generation != last.generation || sb.State != dsec.Running {
+	if err != nil || sb.Network == nil || f.generation(sb) != last.generation || sb.State != dsec.Running {
 		t.Errorf("%s: %+v, %v; want generation %d", f.id, sb.Network, err, last.generation)
 	}
 	if !slices.IsSortedFunc(f.periods, func(a, b period) int { return int(a.generation) - int(b.generation) }) {
@@ -205,7 +268,7 @@ func judge(t *testing.T, all []*flipper, came []arrival, kills int) {
 				t.Errorf("%s %v:%d was open now and then, and nothing came", protocol(to.proto), to.addr, to.port)
 			}
 		}
-		t.Logf("%s: %d policies acknowledged, %d not", f.id, len(f.periods), f.failed)
+		t.Logf("%s, %d phases: %d changes acknowledged, %d not", f.id, len(f.phases), len(f.periods), f.failed)
 	}
 	t.Logf("%d packets that were open, %d in the middle of a change, %d that were denied; the agent was killed %d times", open, between, denied, kills)
 	if kills == 0 {

@@ -69,7 +69,7 @@ type Packages struct {
 	Cache          string   `yaml:"cache"`           // most that its cache takes, "10GiB" or "5%" of the file system
 	PyPI           string   `yaml:"pypi"`            // URL below which is simple/, with JSON and times of upload (PEP 691, 700)
 	NPM            string   `yaml:"npm"`             // of a registry
-	Go             string   `yaml:"go"`              // of a module proxy; there is no default
+	Go             string   `yaml:"go"`              // of a module proxy
 	SumDB          string   `yaml:"sumdb"`           // of its checksum database
 	Debian         string   `yaml:"debian"`          // below which is dists/
 	DebianSecurity string   `yaml:"debian_security"` // below which is dists/
@@ -97,7 +97,7 @@ func Default() Config {
 		Node: Node{MaxLive: 4000, Shells: 16, CPUOvercommit: 200, MemOvercommit: 20, DiskPool: "50%", UIDBase: 1 << 20, UIDRanges: 8000,
 			Subnet: "100.96.0.0/14", OpenConns: 4096, PortConns: 256, KeepRecords: 30, RecordBytes: "1GiB", Audit: true,
 			OnDemand: "fuse", LayerCache: "50%", LoaderUID: 61441, EgressUID: 61442,
-			Packages: Packages{UID: 61443, Cache: "10GiB", PyPI: "https://pypi.org", NPM: "https://registry.npmjs.org", SumDB: "https://sum.golang.org",
+			Packages: Packages{UID: 61443, Cache: "10GiB", PyPI: "https://pypi.org", NPM: "https://registry.npmjs.org", Go: "https://proxy.golang.org", SumDB: "https://sum.golang.org",
 				Debian: "https://deb.debian.org/debian", DebianSecurity: "https://deb.debian.org/debian-security", Hosts: []string{"files.pythonhosted.org"}}},
 		Gateway: Gateway{Listen: "127.0.0.1:7440", Group: "dsec", UID: 61440, MaxInFlight: 8192, AccessLog: true},
 	}

@@ -55,6 +55,7 @@ what is looked for, and how often it is right.`,
 	f.StringArrayVar(&cfg.Harness, "harness", nil, "programs and files of the harness (repeat)")
 	f.StringArrayVar(&cfg.Results, "results", nil, "files that only the harness writes (repeat)")
 	f.StringArrayVar(&cfg.Trusted, "trusted", nil, "ids of the harness's commands, like 'grade*' (repeat)")
+	f.StringArrayVar(&cfg.Phases, "phase", nil, "phase in which only the harness runs commands (repeat)")
 	f.StringArrayVar(&cfg.Project, "project", nil, "name of what is worked on, as others publish it (repeat)")
 	f.Float64Var(&least, "min", least, "only findings of this confidence or more, 0 to 1")
 	return c

@@ -6,5 +6,5 @@
 // repositories. The same seed gives the same rollout. A hack is embedded in an honest
 // rollout: before, among or after its commands.
 //
-// Half of it is for tuning, half for measuring: see Tuned.
+// What detectors were tuned with is told apart from what they were measured with: see Set.
 package corpus

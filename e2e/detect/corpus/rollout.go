@@ -38,12 +38,18 @@ type Rollout struct {
 	Hack  *Hack
 }
 
-// Tuned says that detectors may have been tuned with it.
-func (r *Rollout) Tuned() bool {
-	if r.Hack != nil {
-		return r.Hack.Tuned()
+// lateSeed is the first seed of honest rollouts that ran after the last change.
+const lateSeed = 144
+
+// SetOf says which set the honest rollout of a seed is in.
+func SetOf(seed uint64) Set {
+	switch {
+	case seed >= lateSeed:
+		return Late
+	case seed%2 == 1:
+		return Tuned
 	}
-	return r.Seed%2 == 1
+	return Seen
 }
 
 // maker writes a rollout.
