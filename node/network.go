@@ -16,7 +16,7 @@ func (n *Node) NetworkRefused(id dsec.SandboxID, what, program string, generatio
 	if b == nil {
 		return
 	}
-	e := dsec.Event{Type: dsec.EventRefused, Detail: what, Fields: map[string]string{"generation": strconv.FormatUint(generation, 10), "refused": strconv.FormatInt(refused, 10)}}
+	e := dsec.Event{Type: dsec.EventRefused, Detail: strings.ToValidUTF8(what, "?"), Fields: map[string]string{"generation": strconv.FormatUint(generation, 10), "refused": strconv.FormatInt(refused, 10)}}
 	if program != "" {
 		e.Fields["program"] = strings.ToValidUTF8(program, "?")
 	}

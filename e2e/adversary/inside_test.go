@@ -19,9 +19,9 @@ import (
 
 // What answers of a table mean in words of the program.
 var meanings = map[string]*regexp.Regexp{
-	"unreachable":  regexp.MustCompile(`^blocked: (ENETUNREACH|ECONNREFUSED|EHOSTUNREACH|ENETDOWN|EADDRNOTAVAIL) |there is no router`),
-	"silence":      regexp.MustCompile(`^blocked: (ENETUNREACH|ETIMEDOUT) |there is no router`),
-	"not answered": regexp.MustCompile(`^blocked: (NXDOMAIN|lookup .*(refused|unreachable|no route))`),
+	"unreachable":  regexp.MustCompile(`^blocked: (EPERM|ENETUNREACH|ECONNREFUSED|EHOSTUNREACH|ENETDOWN|EADDRNOTAVAIL) |there is no router`),
+	"silence":      regexp.MustCompile(`^blocked: (EPERM|ENETUNREACH|ETIMEDOUT) |there is no router`),
+	"not answered": regexp.MustCompile(`^blocked: (NXDOMAIN|lookup .*(refused|unreachable|no route|not permitted))`),
 	"empty":        regexp.MustCompile(`^blocked: (empty|ENOENT|EACCES)`),
 }
 
@@ -178,18 +178,22 @@ func nothingIsReached(t *testing.T, h *host) {
 	}
 }
 
-// refusals wants packets in the record that the policy has refused.
+// refusals wants in the record what the policy has refused, and a name.
 func (h *host) refusals(t *testing.T, id dsec.SandboxID) {
 	t.Helper()
-	told := 0
-	for _, e := range h.events(t, id) {
-		if e.Type == dsec.EventRefused && e.Fields["refused"] != "" {
-			told++
+	eventually(t, "what was refused is in the record", func() bool {
+		packets, names := 0, 0
+		for _, e := range h.events(t, id) {
+			switch {
+			case e.Type != dsec.EventRefused || e.Fields["refused"] == "":
+			case strings.HasPrefix(e.Detail, "dns "):
+				names++
+			default:
+				packets++
+			}
 		}
-	}
-	if told == 0 {
-		t.Error("no refused packet is in the record")
-	}
+		return packets > 0 && names > 0
+	})
 }
 
 // machineServer listens on every address of this machine until the test ends.

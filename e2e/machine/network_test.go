@@ -3,6 +3,7 @@ package machine
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,10 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 			}
 		}
 		return false
+	})
+	eventually(t, "who asks for a name is told", func() bool {
+		past, _, err := h.Past(t.Context(), client.Events{Sandboxes: []dsec.SandboxID{id}, Types: []dsec.EventType{dsec.EventRefused}, Since: time.Now().Add(-time.Hour)})
+		return err == nil && slices.ContainsFunc(past, func(e dsec.Event) bool { return e.Detail == "dns x.example" })
 	})
 	rules := []dsec.NetworkRule{{CIDR: "198.51.100.7", Ports: []string{"443"}}, {Domain: "good.example"}}
 	sb, err := h.SetNetwork(t.Context(), id, dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: rules})

@@ -59,6 +59,9 @@ type Config struct {
 	Asker    func(from netip.Addr) (Asker, bool) // whose address it is
 	Node     func(f func() error) error          // runs f where the outside is reached
 	Log      *slog.Logger
+	// Refused is told a name that no rule opens to who has asked, once a second for each
+	// of them, with how many of its questions were refused so far; nil: nobody is.
+	Refused func(from netip.Addr, name string, questions int64)
 }
 
 // Server answers on sockets that it is given.
@@ -73,6 +76,8 @@ type Server struct {
 	own   map[netip.Addr]int // questions of each
 	conns map[netip.Addr]int
 	open  map[io.Closer]bool
+
+	refused map[netip.Addr]*refusals
 }
 
 // Serve answers until Close. The server owns the sockets.
@@ -293,7 +298,9 @@ func (s *Server) answer(from netip.Addr, b []byte, tcp bool) []byte {
 	var addrs []netip.Addr
 	var ttl time.Duration
 	if rcode == dnsmessage.RCodeSuccess {
-		rcode, addrs, ttl = s.resolve(asker, q.question)
+		if rcode, addrs, ttl = s.resolve(asker, q.question); rcode == dnsmessage.RCodeNameError && !opened(asker, q.question) {
+			s.refuse(from, q.question.Name.String())
+		}
 	}
 	limit := q.size
 	if tcp {
@@ -330,10 +337,19 @@ func (s *Server) pass(q query, b []byte, tcp bool) []byte {
 	return q.reply(dnsmessage.RCodeServerFailure, nil, 0, maxUDP)
 }
 
+// opened says whether a rule opens the name of a question.
+func opened(asker Asker, q dnsmessage.Question) bool {
+	name, err := netpolicy.CanonicalName(q.Name.String())
+	return err == nil && q.Class == dnsmessage.ClassINET && len(asker.Opens(name)) > 0
+}
+
 // resolve asks upstream what a name that may be asked for is, and pins it.
 func (s *Server) resolve(asker Asker, q dnsmessage.Question) (dnsmessage.RCode, []netip.Addr, time.Duration) {
+	if !opened(asker, q) {
+		return dnsmessage.RCodeNameError, nil, 0
+	}
 	name, err := netpolicy.CanonicalName(q.Name.String())
-	if err != nil || q.Class != dnsmessage.ClassINET || len(asker.Opens(name)) == 0 {
+	if err != nil {
 		return dnsmessage.RCodeNameError, nil, 0
 	}
 	if q.Type != dnsmessage.TypeA {

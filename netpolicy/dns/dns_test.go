@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -127,6 +128,8 @@ type lab struct {
 	up  *upstream
 	ask *asker
 	at  netip.AddrPort
+
+	refused atomic.Value // the last one that was told
 }
 
 func newLab(t *testing.T, domains ...string) *lab {
@@ -136,6 +139,12 @@ func newLab(t *testing.T, domains ...string) *lab {
 		rules = append(rules, dsec.NetworkRule{Domain: d})
 	}
 	return newLabOf(t, rules)
+}
+
+// refused is what was told of a name that no rule opens.
+type refused struct {
+	name      string
+	questions int64
 }
 
 // mirrorAt is where the mirror of a lab's ground is.
@@ -160,7 +169,8 @@ func newLabOf(t *testing.T, rules []dsec.NetworkRule) *lab {
 		t.Fatal(err)
 	}
 	s := Serve(Config{Upstream: []netip.AddrPort{server}, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		Asker: func(netip.Addr) (Asker, bool) { return l.ask, true }, Node: func(f func() error) error { return f() }}, pc, ln)
+		Asker: func(netip.Addr) (Asker, bool) { return l.ask, true }, Node: func(f func() error) error { return f() },
+		Refused: func(_ netip.Addr, name string, n int64) { l.refused.Store(refused{name, n}) }}, pc, ln)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -214,6 +224,9 @@ func TestF3_WhatIsNotAllowedIsNotAsked(t *testing.T) {
 				t.Errorf("%s by %s: %v, %v", name, network, got, err)
 			}
 		}
+	}
+	if told, _ := l.refused.Load().(refused); told != (refused{"bad.example.", 1}) { // the others came within a second
+		t.Errorf("told of %+v", told)
 	}
 	for _, q := range l.up.questions() {
 		if !strings.Contains(q, "good.example.") && !strings.Contains(q, ".wild.example.") || strings.Contains(q, "attacker") || strings.Contains(q, "x.good") {

@@ -125,6 +125,17 @@ func (n *Network) Policy(a netip.Addr) (p dsec.NetworkPolicy, ok bool) {
 	return e.policy, e.policy.Mode != ""
 }
 
+// Whose is the sandbox that has an address, and the generation of its policy.
+func (n *Network) Whose(a netip.Addr) (id dsec.SandboxID, generation uint64, ok bool) {
+	n.mu.Lock()
+	e := n.byAddr[a]
+	n.mu.Unlock()
+	if e == nil {
+		return "", 0, false
+	}
+	return e.id, n.c.Gate.Generation(e.index), true
+}
+
 // InNode runs f where the outside is reached.
 func (n *Network) InNode(f func() error) error {
 	if n.c.Node == nil { // here

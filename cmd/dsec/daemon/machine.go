@@ -53,7 +53,8 @@ type machine struct {
 	short    func(ctx context.Context, diskFull bool)   // something found no room
 	order    func(context.Context, layer.Digest) []layer.Range
 	read     func(context.Context, layer.Digest, []layer.Range)
-	refused  func(egress.Refusal) // a connection of a sandbox was
+	refused  func(egress.Refusal)                                                     // a connection of a sandbox was
+	unnamed  func(id dsec.SandboxID, name string, generation uint64, questions int64) // a name that it asked for is not opened
 }
 
 // openHold is how long a hold may take to start.
@@ -160,7 +161,7 @@ func (m *machine) openNetwork(s *settings, log *slog.Logger) lifecycle.Step {
 				return err
 			}
 		}
-		if m.names, err = serveNames(n, log); err == nil && m.onDemand && !m.ending {
+		if m.names, err = serveNames(n, m.unnamed, log); err == nil && m.onDemand && !m.ending {
 			m.attend(s, log)
 		}
 		return err
@@ -250,12 +251,19 @@ func (m *machine) guard() error {
 }
 
 // serveNames answers sandboxes whose network is an allow-list.
-func serveNames(n *veth.Network, log *slog.Logger) (*dns.Server, error) {
+func serveNames(n *veth.Network, unnamed func(dsec.SandboxID, string, uint64, int64), log *slog.Logger) (*dns.Server, error) {
 	udp, tcp, err := n.ListenDNS()
 	if err != nil {
 		return nil, err
 	}
 	c := dns.Config{Asker: func(a netip.Addr) (dns.Asker, bool) { return n.Asker(a) }, Node: n.InNode, Log: log}
+	if unnamed != nil {
+		c.Refused = func(from netip.Addr, name string, questions int64) {
+			if id, generation, ok := n.Whose(from); ok {
+				unnamed(id, name, generation, questions)
+			}
+		}
+	}
 	for _, a := range n.Servers() {
 		c.Upstream = append(c.Upstream, netip.AddrPortFrom(a, 53))
 	}

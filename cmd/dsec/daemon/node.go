@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -63,6 +64,13 @@ func (a *agent) open(ctx context.Context, s *settings, log *slog.Logger) (*lifec
 		case <-a.opened:
 			a.node.NetworkRefused(r.Sandbox, r.String(), "", r.Generation, r.Refused)
 		default: // it is counted
+		}
+	}
+	a.unnamed = func(id dsec.SandboxID, name string, generation uint64, questions int64) {
+		select {
+		case <-a.opened:
+			a.node.NetworkRefused(id, "dns "+strings.TrimSuffix(name, "."), "", generation, questions)
+		default:
 		}
 	}
 	steps := append([]lifecycle.Step{a.openBlobs(s, log)}, a.steps(s, log)...)
