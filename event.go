@@ -18,7 +18,7 @@ const (
 	EventNetwork       EventType = "network"         // another network policy is in force; Detail is its mode, Fields have generation
 	EventPhase         EventType = "phase"           // another phase is in force; Detail is its name, Fields have generation, from and killed, processes that were ended
 	EventDiskError     EventType = "disk_error"      // the file system that its disk lies in failed: it is blamed on infra_disk; Detail says why
-	EventRefused       EventType = "network_refused" // its policy refused a packet, one a second is told; Detail is like "tcp 203.0.113.7:443" or "dns x.example", Fields have generation, refused, packets so far, and program, the name of who tried, if that is known
+	EventRefused       EventType = "network_refused" // its policy refused a packet, some at once and then one a second are told; Detail is like "tcp 203.0.113.7:443" or "dns x.example", Fields have generation, refused, packets so far, and program, the name of who tried, if that is known
 	EventRepercussion  EventType = "repercussion"    // damage was done: Detail says to what, Fields have scope ("sandbox", "service" of the node, "node"), by (an Inducer) and, of an end, cause
 	EventGraded        EventType = "graded"          // it was graded; Detail is the cause, Fields have where, sandbox and, if there is one, reward
 	EventFinding       EventType = "finding"         // it looks like a reward hack: Detail is the title, Fields have class, confidence, count and evidence, see HackFinding; once for each class

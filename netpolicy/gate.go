@@ -22,6 +22,13 @@ const (
 	TLSPort  = 443
 )
 
+// Of the refusals of one sandbox so many at once are told, and then one each time; the
+// others are counted.
+const (
+	TellBurst = 32
+	TellEvery = time.Second
+)
+
 // Refusal is a packet that nothing opens, or a try to make one.
 type Refusal struct {
 	Link       int

@@ -59,8 +59,8 @@ type Config struct {
 	Asker    func(from netip.Addr) (Asker, bool) // whose address it is
 	Node     func(f func() error) error          // runs f where the outside is reached
 	Log      *slog.Logger
-	// Refused is told a name that no rule opens to who has asked, once a second for each
-	// of them, with how many of its questions were refused so far; nil: nobody is.
+	// Refused is told a name that no rule opens to who has asked, as
+	// often as netpolicy.TellBurst says, with how many of its questions were refused so far; nil: nobody is.
 	Refused func(from netip.Addr, name string, questions int64)
 }
 

@@ -2,43 +2,40 @@ package dns
 
 import (
 	"net/netip"
-	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/opendsec/dsec/netpolicy"
 )
 
-const (
-	tellEvery = time.Second // questions of one address that are refused are told so far apart
-	maxTold   = 1 << 16     // addresses that are remembered, most of which are gone
-)
+// maxTold is how many addresses are remembered, most of which are gone.
+const maxTold = 1 << 16
 
 // refusals counts the questions of an address that no rule opens.
 type refusals struct {
 	count int64
-	told  time.Time
+	told  *rate.Limiter
 }
 
-// refuse tells of a name that no rule opens: of each address one a second, with how many
-// of its questions were refused so far.
+// refuse tells of a name that no rule opens: of each address as many as
+// netpolicy.TellBurst says, with how many of its questions were refused so far.
 func (s *Server) refuse(from netip.Addr, name string) {
 	if s.c.Refused == nil {
 		return
 	}
-	now := time.Now()
 	s.mu.Lock()
 	if s.refused == nil || len(s.refused) >= maxTold && s.refused[from] == nil {
 		s.refused = map[netip.Addr]*refusals{}
 	}
 	r := s.refused[from]
 	if r == nil {
-		r = &refusals{}
+		r = &refusals{told: rate.NewLimiter(rate.Every(netpolicy.TellEvery), netpolicy.TellBurst)}
 		s.refused[from] = r
 	}
 	r.count++
-	count, quiet := r.count, now.Sub(r.told) < tellEvery
-	if !quiet {
-		r.told = now
-	}
+	count, tell := r.count, r.told.Allow()
 	s.mu.Unlock()
-	if !quiet {
+	if tell {
 		s.c.Refused(from, name, count)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/netpolicy"
 )
@@ -24,7 +26,6 @@ const (
 	dialWithin    = 15 * time.Second
 	ownPart       = 4               // of all places, one sandbox has at most one of so many
 	halfWithin    = 2 * time.Minute // without a byte, when one side has ended
-	tellEvery     = time.Second     // refusals of one sandbox that are told
 )
 
 // Config of a Server; zero values are those of a process that is in the router.
@@ -66,7 +67,7 @@ type box struct {
 	asking  int // of them, that have not yet said whom they ask for
 	audit   audit
 	refused int64
-	told    time.Time
+	told    *rate.Limiter
 }
 
 // New makes a server that lets nothing pass.
@@ -143,7 +144,7 @@ func (s *Server) set(a netpolicy.Admitted) {
 	var dead []*conn
 	if b == nil || b.id != a.Sandbox {
 		dead = append(dead, s.forgetLocked(a.Address)...)
-		b = &box{addr: a.Address, id: a.Sandbox, conns: map[*conn]bool{}, audit: audit{rows: map[key]*row{}}}
+		b = &box{addr: a.Address, id: a.Sandbox, conns: map[*conn]bool{}, told: rate.NewLimiter(rate.Every(netpolicy.TellEvery), netpolicy.TellBurst), audit: audit{rows: map[key]*row{}}}
 		if old := s.byID[a.Sandbox]; old != nil { // it was started again
 			b.audit, b.refused = old.audit, old.refused
 			dead = append(dead, s.forgetLocked(old.addr)...)

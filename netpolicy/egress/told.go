@@ -3,7 +3,6 @@ package egress
 import (
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/netpolicy"
@@ -35,17 +34,15 @@ func (r Refusal) String() string {
 // counted.
 const told = 256
 
-// refuseLocked counts a refusal, and tells of one a second.
+// refuseLocked counts a refusal, and tells of as many as netpolicy.TellBurst says.
 func (s *Server) refuseLocked(b *box, name string, to netip.AddrPort, why string) {
 	r := b.audit.row(key{name: name, to: to, refused: why})
 	r.conns.Add(1)
 	r.used()
 	b.refused++
-	now := time.Now()
-	if now.Sub(b.told) < tellEvery || len(s.watchers) == 0 {
+	if len(s.watchers) == 0 || !b.told.Allow() {
 		return
 	}
-	b.told = now
 	out := Refusal{Sandbox: b.id, Name: name, To: to, Why: why, Refused: b.refused}
 	if a := s.table[b.addr]; a != nil {
 		out.Generation = a.Generation

@@ -1,32 +1,30 @@
 package veth
 
 import (
-	"time"
+	"golang.org/x/time/rate"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/netpolicy"
 )
 
-// tellEvery is how far apart refusals of one sandbox are that are told; the others
-// are counted.
-const tellEvery = time.Second
-
-// Refusals tells of packets that were refused, until stop: of each sandbox one a
-// second, with how many of its packets were refused so far. Calls come one at a time.
+// Refusals tells of packets that were refused, until stop: of each sandbox as many as
+// netpolicy.TellBurst says, with how many of its packets were refused so far. Calls come
+// one at a time.
 func (n *Network) Refusals(take func(id dsec.SandboxID, r netpolicy.Refusal, refused int64)) (stop func(), err error) {
-	told := map[int]time.Time{}
+	told := map[int]*rate.Limiter{}
 	return n.c.Gate.Refusals(func(r netpolicy.Refusal) {
-		now := time.Now()
-		if now.Sub(told[r.Link]) < tellEvery {
-			return
-		}
 		e := n.at(r.Link)
 		if e == nil {
 			return
 		}
-		told[r.Link] = now
-		if len(told) > maxTold {
-			clear(told)
+		if told[r.Link] == nil {
+			if len(told) > maxTold {
+				clear(told)
+			}
+			told[r.Link] = rate.NewLimiter(rate.Every(netpolicy.TellEvery), netpolicy.TellBurst)
+		}
+		if !told[r.Link].Allow() {
+			return
 		}
 		counts, err := n.c.Gate.Counts(r.Link)
 		if err != nil { // the link is gone
