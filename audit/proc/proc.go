@@ -6,9 +6,9 @@
 // start, the process, its real ids, its control group and its command name. It reads
 // no kernel memory, so a locked down kernel takes it. Whose process it is follows from
 // the uid: no process of a sandbox can have one outside of the range its user namespace
-// maps, and nothing else of the machine has one inside. The proc connector was tried as
-// well: it tells of every process of the machine and filters nothing, and a process that
-// ended before it was looked at belongs to nobody.
+// maps, and nothing else of the machine has one inside. The kernel's proc connector would
+// need no program, but by its documentation it tells of every process of the machine, by
+// number alone: one that ended before it was looked at belongs to nobody. It was not tried.
 //
 // # Promises
 //
