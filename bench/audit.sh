@@ -39,9 +39,9 @@ M
 cat >"$root/build.sh" <<'M'
 set -e
 export PATH=/usr/bin:/bin
-mkdir -p /work && cp -r /src /work/ && cd /work/src && make -s -j2 all
+mkdir -p /made && cp -r /src /made/ && cd /made/src && make -s -j2 all
 M
 cat >"$root/starts.sh" <<'M'
-mkdir -p /work; cd /work
+mkdir -p /made; cd /made
 for i in $(seq 400); do busybox echo $i >f$i; busybox mv f$i g$i; echo x >h$i; busybox grep -q x h$i; busybox true; done
 M
