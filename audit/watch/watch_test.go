@@ -245,6 +245,21 @@ func TestEventsAreKeptWhileNobodyReads(t *testing.T) {
 	must(t, x.w.Close())
 }
 
+// TestForgottenIsNotKept: a node that is to look no more leaves nothing in the kernel.
+func TestForgottenIsNotKept(t *testing.T) {
+	x := newWorld(t)
+	x.open(t, false)
+	must(t, x.w.Close())
+	for range 2 { // nothing is fine too
+		must(t, Forget(t.Context(), x.w.cfg))
+	}
+	for _, of := range []string{ofWrites, ofNames} {
+		if f, err := x.k.Get(t.Context(), layout+x.w.cfg.Name+of); !errors.Is(err, dsec.NotFound.Err()) {
+			t.Errorf("%s is kept: %v %v", of, f, err)
+		}
+	}
+}
+
 // TestAnotherMountHidesNoWrite: the path by which it is written says nothing.
 func TestAnotherMountHidesNoWrite(t *testing.T) {
 	x := newWorld(t)

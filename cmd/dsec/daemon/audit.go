@@ -29,8 +29,8 @@ type evidence struct {
 
 // open is done before sandboxes of an earlier agent are found, start after that.
 func (e *evidence) open(ctx context.Context, s *settings, m *machine, log *slog.Logger) (err error) {
-	if !s.Node.Audit {
-		return nil
+	if !s.Node.Audit { // it may have been on: then the kernel would go on with it, for nobody
+		return errors.Join(proc.Forget(ctx, proc.Config{Keeper: m.hold, Name: s.Instance, Base: s.Node.UIDBase}), watch.Forget(ctx, watch.Config{Keeper: m.hold, Name: s.Instance}))
 	}
 	e.records = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_audit_records_total", Help: "Records of evidence by kind."}, []string{"kind"})
 	e.lost = prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_audit_lost_total", Help: "Records of evidence that are known to be missing, at least."})
