@@ -43,7 +43,7 @@ type world struct {
 	told []dsec.AuditRecord
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("mounts need root and this test runs without it")
@@ -64,7 +64,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // mount stacks a layer of a few files and the disk.
-func (x *world) mount(t *testing.T) {
+func (x *world) mount(t testing.TB) {
 	t.Helper()
 	lower := t.TempDir()
 	for _, f := range []string{"usr/bin/sh", "usr/bin/env", "usr/bin/id", "tests/conftest.py", "opt/app/data", "usr/local/bin/tool"} {
@@ -87,7 +87,7 @@ func (x *world) take(_ dsec.SandboxID, r ...dsec.AuditRecord) {
 	x.told = append(x.told, r...)
 }
 
-func (x *world) open(t *testing.T, adopted bool) {
+func (x *world) open(t testing.TB, adopted bool) {
 	t.Helper()
 	w, err := Open(t.Context(), Config{Keeper: x.k, Name: "test", Pool: x.pool.(diskpool.Shared).Root(), Take: x.take, Cache: &x.cache, Log: slog.New(slog.DiscardHandler)})
 	if errors.Is(err, unix.EPERM) {
