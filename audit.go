@@ -28,7 +28,7 @@ const (
 	WriteOpened  = "opened"   // a layer's file was opened for writing, or has another mode or owner
 	WriteMoved   = "replaced" // something was renamed to it
 	WriteRemoved = "removed"  // also: renamed to something else
-	WriteDiffers = "differs"  // found by comparing the disk with the layers, whatever trick was used
+	WriteDiffers = "differs"  // the disk has its own, whatever trick was used; after a touch or chmod with the layer's contents
 )
 
 // AuditRecord is one line of evidence of what happened in a sandbox. Seq counts

@@ -50,6 +50,15 @@ func openKept(ctx context.Context, c Config) (*kept, error) {
 	return k, nil
 }
 
+// Forget ends what an earlier process may have left that looks at processes.
+func Forget(ctx context.Context, c Config) error {
+	errs := []error{c.Keeper.Drop(ctx, keptName(c, "link"))}
+	for name := range (&kept{}).maps() {
+		errs = append(errs, c.Keeper.Drop(ctx, keptName(c, name)))
+	}
+	return errors.Join(errs...)
+}
+
 func (k *kept) maps() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{"subjects": &k.subjects, "told": &k.told, "ring": &k.ring}
 }

@@ -6,9 +6,9 @@
 // start, the process, its real ids, its control group and its command name. It reads
 // no kernel memory, so a locked down kernel takes it. Whose process it is follows from
 // the uid: no process of a sandbox can have one outside of the range its user namespace
-// maps, and nothing else of the machine has one inside. The proc connector was tried as
-// well: it tells of every process of the machine and filters nothing, and a process that
-// ended before it was looked at belongs to nobody.
+// maps, and nothing else of the machine has one inside. The kernel's proc connector would
+// need no program, but by its documentation it tells of every process of the machine, by
+// number alone: one that ended before it was looked at belongs to nobody. It was not tried.
 //
 // # Promises
 //
@@ -220,7 +220,10 @@ func (w *Witness) stopped() bool {
 	}
 }
 
-const batch = 256 // records that are written at once
+const (
+	batch  = 256                   // records that are written at once, at most
+	linger = 10 * time.Millisecond // they wait for more: a log is opened for each write
+)
 
 // read takes what the ring has until it is closed.
 func (w *Witness) read() {
@@ -238,15 +241,18 @@ func (w *Witness) read() {
 			if e, ok := decode(rec.RawSample); ok {
 				if id, r, ok := w.record(e); ok {
 					pending[id] = append(pending[id], r)
-					n++
+					if n++; n == 1 {
+						w.reader.SetDeadline(time.Now().Add(linger))
+					}
 				}
 			}
 		}
-		if err == nil && n < batch && w.reader.AvailableBytes() > 0 && !w.stopped() {
+		if err == nil && n < batch && !w.stopped() {
 			continue
 		}
 		w.deliver(pending)
 		n = 0
+		w.reader.SetDeadline(time.Time{})
 		if w.stopped() {
 			return
 		}
@@ -255,7 +261,7 @@ func (w *Witness) read() {
 			w.rounds++
 			w.mu.Unlock()
 			w.drained.Broadcast()
-		} else if err != nil {
+		} else if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			w.cfg.Log.Error("starts of programs not read", "err", err)
 		}
 	}

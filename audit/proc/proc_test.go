@@ -169,6 +169,30 @@ func TestStartsAreKeptWhileNobodyReads(t *testing.T) {
 	must(t, w.Close())
 }
 
+// TestForgottenIsNotKept: a node that is to look no more leaves nothing in the kernel.
+func TestForgottenIsNotKept(t *testing.T) {
+	k, o := linux.NewKeeper(), &told{}
+	defer k.Close()
+	w := openWitness(t, k, o)
+	c := w.cfg
+	must(t, w.Start())
+	must(t, w.Close())
+	names := []string{"link", "subjects", "told", "ring"}
+	for _, n := range names {
+		f, err := k.Get(t.Context(), keptName(c, n))
+		must(t, err)
+		must(t, f.Close())
+	}
+	for range 2 { // nothing is fine too
+		must(t, Forget(t.Context(), c))
+	}
+	for _, n := range names {
+		if f, err := k.Get(t.Context(), keptName(c, n)); !errors.Is(err, dsec.NotFound.Err()) {
+			t.Errorf("%s is kept: %v %v", n, f, err)
+		}
+	}
+}
+
 func TestWhatIsKeptFits(t *testing.T) {
 	for _, b := range [][]byte{nil, make([]byte, startedSize-1)} {
 		if _, ok := decode(b); ok {

@@ -15,7 +15,8 @@ import (
 
 // group is a fanotify group.
 type group struct {
-	file *os.File
+	file  *os.File
+	hurry chan struct{} // has an element when somebody waits in settle
 
 	mu      sync.Mutex
 	idle    *sync.Cond // on mu: all that was read is handled, or nobody reads
@@ -44,7 +45,7 @@ func openGroup(ctx context.Context, k Keeper, name string, flags uint) (*group, 
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
-	g := &group{file: os.NewFile(uintptr(fd), name)}
+	g := &group{file: os.NewFile(uintptr(fd), name), hurry: make(chan struct{}, 1)}
 	g.idle = sync.NewCond(&g.mu)
 	return g, nil
 }
@@ -79,7 +80,24 @@ type event struct {
 	info []byte
 }
 
-const eventBytes = 64 << 10
+const (
+	eventBytes = 64 << 10
+	linger     = 10 * time.Millisecond // until the next are read, where there were some a moment ago
+)
+
+// rest lets events come together: to be woken for each of a build costs several times
+// what they do. After a pause the first is read at once, while who did it still runs.
+func (g *group) rest(last time.Time) {
+	if time.Since(last) > 2*linger {
+		return
+	}
+	wait := time.NewTimer(linger)
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+	case <-g.hurry:
+	}
+}
 
 // start has read begin.
 func (g *group) start() {
@@ -104,10 +122,13 @@ func (g *group) read(take func(event), overflow func()) {
 			}
 		})
 	}
+	var last time.Time
 	for {
 		n, err := g.file.Read(buf)
 		if err == nil {
 			handle(n)
+			g.rest(last)
+			last = time.Now()
 			continue
 		}
 		woken := errors.Is(err, os.ErrDeadlineExceeded) && g.file.SetReadDeadline(time.Time{}) == nil
@@ -160,6 +181,10 @@ func (g *group) settle() {
 	defer g.mu.Unlock()
 	if !g.reading || g.file.SetReadDeadline(time.Unix(1, 0)) != nil {
 		return
+	}
+	select {
+	case g.hurry <- struct{}{}:
+	default:
 	}
 	for round := g.rounds; g.rounds == round && g.reading; {
 		g.idle.Wait()

@@ -50,6 +50,8 @@ type Keeper interface {
 	Get(ctx context.Context, name string) (*os.File, error)
 	// Put stores a duplicate of f.
 	Put(ctx context.Context, name string, f *os.File) error
+	// Drop forgets it; unknown names are no error.
+	Drop(ctx context.Context, name string) error
 }
 
 // Config of a Witness.
@@ -92,20 +94,29 @@ type subject struct {
 var _ audit.Witness = (*Witness)(nil)
 
 // layout names what the groups are told of.
-const layout = "watch1-"
+const (
+	layout   = "watch1-"
+	ofWrites = "-writes"
+	ofNames  = "-names"
+)
+
+// Forget ends what an earlier process may have left that looks at paths.
+func Forget(ctx context.Context, c Config) error {
+	return errors.Join(c.Keeper.Drop(ctx, layout+c.Name+ofWrites), c.Keeper.Drop(ctx, layout+c.Name+ofNames))
+}
 
 // Open takes over the groups that are kept, or makes them. It errs with Unsupported if the
 // machine cannot. Nothing is read before Start.
 func Open(ctx context.Context, c Config) (w *Witness, err error) {
 	const op = "watch paths"
 	w = &Witness{cfg: c, stop: make(chan struct{}), by: map[dsec.SandboxID]*subject{}, device: map[uint64]*subject{}, mount: map[uint64]*subject{}}
-	if w.writes, err = openGroup(ctx, c.Keeper, layout+c.Name+"-writes", unix.FAN_CLASS_NOTIF); err != nil {
+	if w.writes, err = openGroup(ctx, c.Keeper, layout+c.Name+ofWrites, unix.FAN_CLASS_NOTIF); err != nil {
 		return nil, dsec.E(dsec.Unsupported, op, c.Name, err)
 	}
 	if c.Pool == nil {
 		return w, nil
 	}
-	if w.names, err = openGroup(ctx, c.Keeper, layout+c.Name+"-names", unix.FAN_CLASS_NOTIF|unix.FAN_REPORT_DFID_NAME); err == nil {
+	if w.names, err = openGroup(ctx, c.Keeper, layout+c.Name+ofNames, unix.FAN_CLASS_NOTIF|unix.FAN_REPORT_DFID_NAME); err == nil {
 		if err = w.names.mark(c.Pool, nameEvents); err != nil {
 			err = errors.Join(err, w.names.file.Close())
 		}

@@ -43,7 +43,7 @@ type world struct {
 	told []dsec.AuditRecord
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("mounts need root and this test runs without it")
@@ -64,7 +64,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // mount stacks a layer of a few files and the disk.
-func (x *world) mount(t *testing.T) {
+func (x *world) mount(t testing.TB) {
 	t.Helper()
 	lower := t.TempDir()
 	for _, f := range []string{"usr/bin/sh", "usr/bin/env", "usr/bin/id", "tests/conftest.py", "opt/app/data", "usr/local/bin/tool"} {
@@ -87,7 +87,7 @@ func (x *world) take(_ dsec.SandboxID, r ...dsec.AuditRecord) {
 	x.told = append(x.told, r...)
 }
 
-func (x *world) open(t *testing.T, adopted bool) {
+func (x *world) open(t testing.TB, adopted bool) {
 	t.Helper()
 	w, err := Open(t.Context(), Config{Keeper: x.k, Name: "test", Pool: x.pool.(diskpool.Shared).Root(), Take: x.take, Cache: &x.cache, Log: slog.New(slog.DiscardHandler)})
 	if errors.Is(err, unix.EPERM) {
@@ -243,6 +243,21 @@ func TestEventsAreKeptWhileNobodyReads(t *testing.T) {
 		t.Error("20,000 events fit in the queue of nobody, or are lost without a word")
 	}
 	must(t, x.w.Close())
+}
+
+// TestForgottenIsNotKept: a node that is to look no more leaves nothing in the kernel.
+func TestForgottenIsNotKept(t *testing.T) {
+	x := newWorld(t)
+	x.open(t, false)
+	must(t, x.w.Close())
+	for range 2 { // nothing is fine too
+		must(t, Forget(t.Context(), x.w.cfg))
+	}
+	for _, of := range []string{ofWrites, ofNames} {
+		if f, err := x.k.Get(t.Context(), layout+x.w.cfg.Name+of); !errors.Is(err, dsec.NotFound.Err()) {
+			t.Errorf("%s is kept: %v %v", of, f, err)
+		}
+	}
 }
 
 // TestAnotherMountHidesNoWrite: the path by which it is written says nothing.

@@ -368,13 +368,15 @@ func killAtEveryStep(t *testing.T, w *world) {
 	}
 }
 
-// prime has the shells ready that request needs.
+// prime has shells ready that request needs: all there can be, if there were none.
 func (w *world) prime(t testing.TB) {
 	t.Helper()
-	if w.shells > 0 {
-		if s := w.r.shells.take(request(t).Spec.Limits); s != nil { // says what is wanted
-			w.r.discard(t.Context(), s)
-		}
+	p := w.r.shells
+	p.mu.Lock()
+	p.want = shapeOf(request(t).Spec.Limits)
+	p.mu.Unlock()
+	if w.shells > 0 && p.low() { // what is not low is not filled up
+		p.wake <- struct{}{}
 		w.ready(t)
 	}
 }

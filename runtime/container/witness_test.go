@@ -33,6 +33,23 @@ func newObserved(t *testing.T, options ...func(*world)) *observed {
 	return o
 }
 
+// everyShell runs a test with shells made for a sandbox and with such as were made ahead.
+func everyShell(t *testing.T, f func(t *testing.T, o *observed)) {
+	t.Run("made for it", func(t *testing.T) { f(t, newObserved(t)) })
+	t.Run("made ahead", func(t *testing.T) { f(t, newObserved(t, readyShells)) })
+}
+
+// create has it made from a shell that was made ahead, where there are such.
+func (o *observed) create(t *testing.T, f ...func(*runtime.Request)) dsec.SandboxID {
+	t.Helper()
+	o.prime(t)
+	id := o.world.create(t, f...)
+	if made := o.r.reserve(id).record().Shell != ""; made != (o.shells > 0) {
+		t.Fatalf("made from a shell that was made ahead: %v", made)
+	}
+	return id
+}
+
 // see opens what an agent has of it, and the runtime anew.
 func (o *observed) see(t *testing.T) {
 	t.Helper()
@@ -93,8 +110,9 @@ func (o *observed) asUser(t *testing.T, id dsec.SandboxID, exec, script string) 
 	must(t, err)
 }
 
-func TestWhatASandboxDoesIsSeen(t *testing.T) {
-	o := newObserved(t)
+func TestWhatASandboxDoesIsSeen(t *testing.T) { everyShell(t, whatItDoesIsSeen) }
+
+func whatItDoesIsSeen(t *testing.T, o *observed) {
 	id := o.create(t, func(r *runtime.Request) { r.Spec.Watch = []string{"/tests/**"} })
 	o.sh(t, id, "b=/bin/busybox; $b mkdir -p /repo /opt /tests; echo x > /repo/conftest.py; echo x > /opt/x; $b mv /opt/x /bin/env; $b ln $b /opt/l; echo evil >> /opt/l; echo > /tests/t; sleep 0.1; true")
 	o.asUser(t, id, "theirs", "sleep 0.1; exec sleep 0.1")
@@ -130,19 +148,31 @@ func TestWhatASandboxDoesIsSeen(t *testing.T) {
 	o.away(t)
 }
 
-// TestProgramsAreSeenWhileTheAgentIsAway: the kernel keeps them.
-func TestProgramsAreSeenWhileTheAgentIsAway(t *testing.T) {
-	o := newObserved(t)
-	id := o.create(t)
-	_, err := o.r.Exec(t.Context(), id, process.Spec{ID: "later", Argv: []string{"/bin/sh", "-c", "b=/bin/busybox; while [ ! -e /go ]; do sleep 0.02; done; $b touch /done"}})
+// TestNothingIsMissedWhileTheAgentIsAway: the kernel keeps what happens, for whoever opens it next.
+func TestNothingIsMissedWhileTheAgentIsAway(t *testing.T) { everyShell(t, nothingIsMissed) }
+
+func nothingIsMissed(t *testing.T, o *observed) {
+	id := o.create(t, func(r *runtime.Request) { r.Spec.Watch = []string{"/tests/**"} })
+	_, err := o.r.Exec(t.Context(), id, process.Spec{ID: "later", Argv: []string{"/bin/sh", "-c",
+		"b=/bin/busybox; while [ ! -e /go ]; do sleep 0.02; done; $b mkdir /tests; echo evil > /tests/away; $b rm /bin/env; $b touch /done"}})
 	must(t, err)
 	o.away(t)
 	o.sh(t, id, "echo > /go; while [ ! -e /done ]; do sleep 0.02; done")
+	o.close(t) // pool, mounts and hold too are opened anew
+	o.open(t)
 	o.see(t)
 	must(t, o.r.Destroy(t.Context(), id))
 	all := o.records(t, id)
-	if !has(all, func(r dsec.AuditRecord) bool { return r.Kind == dsec.AuditProcess && r.Exe == "~busybox" }) {
-		t.Error("a program is not told")
+	for what, f := range map[string]func(dsec.AuditRecord) bool{
+		"a program":           func(r dsec.AuditRecord) bool { return r.Kind == dsec.AuditProcess && r.Exe == "~busybox" },
+		"a watched path":      wroteTo("/tests/away", dsec.WriteChanged),
+		"which appeared":      wroteTo("/tests/away", dsec.WriteMade),
+		"and is on the disk":  wroteTo("/tests/away", dsec.WriteDiffers),
+		"what is always seen": wroteTo("/bin/env", dsec.WriteRemoved),
+	} {
+		if !has(all, f) {
+			t.Errorf("%s is not told", what)
+		}
 	}
 	if t.Failed() {
 		for _, r := range all {

@@ -29,8 +29,8 @@ type evidence struct {
 
 // open is done before sandboxes of an earlier agent are found, start after that.
 func (e *evidence) open(ctx context.Context, s *settings, m *machine, log *slog.Logger) (err error) {
-	if !s.Node.Audit {
-		return nil
+	if !s.Node.Audit { // it may have been on: then the kernel would go on with it, for nobody
+		return errors.Join(proc.Forget(ctx, proc.Config{Keeper: m.hold, Name: s.Instance, Base: s.Node.UIDBase}), watch.Forget(ctx, watch.Config{Keeper: m.hold, Name: s.Instance}))
 	}
 	e.records = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_audit_records_total", Help: "Records of evidence by kind."}, []string{"kind"})
 	e.lost = prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_audit_lost_total", Help: "Records of evidence that are known to be missing, at least."})
@@ -43,22 +43,37 @@ func (e *evidence) open(ctx context.Context, s *settings, m *machine, log *slog.
 	if err != nil {
 		return err
 	}
+	if err := e.witnesses(ctx, witnessed{m.hold, s.Instance, s.Node.UIDBase, m.disks}, log); err != nil {
+		log.Warn("not all that sandboxes do is seen", "err", err)
+	}
+	return nil
+}
+
+// witnessed is where witnesses look, and who keeps what they have in the kernel.
+type witnessed struct {
+	keeper  proc.Keeper
+	name    string
+	uidBase uint32
+	disks   diskpool.Pool
+}
+
+// witnesses opens those that the machine can have; the error says which it cannot.
+func (e *evidence) witnesses(ctx context.Context, at witnessed, log *slog.Logger) error {
 	cache := &procinfo.Cache{}
-	e.proc, err = proc.Open(ctx, proc.Config{Keeper: m.hold, Name: s.Instance, Base: s.Node.UIDBase, Take: e.store.Append, Cache: cache, Log: log})
-	if err != nil {
-		log.Warn("programs that are started in sandboxes are not seen", "err", err)
+	var unseen, unwatched error
+	e.proc, unseen = proc.Open(ctx, proc.Config{Keeper: at.keeper, Name: at.name, Base: at.uidBase, Take: e.store.Append, Cache: cache, Log: log})
+	if unseen != nil {
 		e.proc = nil
 	}
 	var pool *os.File
-	if p, ok := m.disks.(diskpool.Shared); ok {
+	if p, ok := at.disks.(diskpool.Shared); ok {
 		pool = p.Root()
 	}
-	e.watch, err = watch.Open(ctx, watch.Config{Keeper: m.hold, Name: s.Instance, Pool: pool, Take: e.store.Append, Cache: cache, Log: log})
-	if err != nil {
-		log.Warn("writes to watched paths of sandboxes are not seen", "err", err)
+	e.watch, unwatched = watch.Open(ctx, watch.Config{Keeper: at.keeper, Name: at.name, Pool: pool, Take: e.store.Append, Cache: cache, Log: log})
+	if unwatched != nil {
 		e.watch = nil
 	}
-	return nil
+	return errors.Join(unseen, unwatched)
 }
 
 // witness is for the runtime; nil: nobody sees anything.

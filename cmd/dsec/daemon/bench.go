@@ -41,6 +41,7 @@ type benchFlags struct {
 	network     string
 	peers       []string
 	argv        []string
+	eyes        *eyes // if set, what sandboxes do is seen by them
 	json        bool
 }
 
@@ -86,7 +87,7 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 				return withBed(c.Context(), &f, v.run)
 			}})
 	}
-	c.AddCommand(benchChunksVerb(&f), benchSetupVerb(&f), benchCacheVerb(&f))
+	c.AddCommand(benchChunksVerb(&f), benchSetupVerb(&f), benchCacheVerb(&f), benchAuditVerb(&f))
 	return c
 }
 
@@ -116,7 +117,7 @@ func withBed(ctx context.Context, f *benchFlags, run func(context.Context, *benc
 		return err
 	}
 	defer func() { err = joinAfter(ctx, err, s, remove) }()
-	b := &bed{dir: filepath.Dir(s.Data), made: map[string]making{}}
+	b := &bed{dir: filepath.Dir(s.Data), made: map[string]making{}, machine: machine{eyes: f.eyes}}
 	steps := append([]lifecycle.Step{
 		{Name: "layers", Do: func(ctx context.Context) (err error) {
 			if b.store, err = store.Open(s.layerDir(), store.Options{Log: log}); err != nil {

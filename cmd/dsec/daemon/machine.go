@@ -41,6 +41,8 @@ type machine struct {
 
 	packages *mirror.Attendance // nil: no mirror is served
 	evidence evidence
+	eyes     *eyes  // of a measurement, in place of it; else nil
+	uidBase  uint32 // of its sandboxes
 
 	// What a machine has that serves, layers on demand and names; unset in those that live
 	// for one command.
@@ -135,6 +137,9 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges, Shells: s.Node.Shells,
 				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Log: log,
 				Witness: m.evidence.witness(), Unseen: m.evidence.unseen}
+			if m.uidBase = s.Node.UIDBase; m.eyes != nil {
+				c.Witness = m.eyes
+			}
 			if m.network != nil {
 				c.Network = m.network
 			}
