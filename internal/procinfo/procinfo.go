@@ -37,15 +37,25 @@ const (
 // is not of a later program than it.
 func Read(pid int) (i Info, err error) {
 	dir := "/proc/" + strconv.Itoa(pid) + "/"
-	if i.Exe, err = os.Readlink(dir + "exe"); err != nil {
-		return i, err
-	}
 	args, err := head(dir+"cmdline", argBytes)
 	if err != nil {
 		return i, err
 	}
+	if i, err = Who(pid); err != nil {
+		return i, err
+	}
 	if args = bytes.TrimRight(args, "\x00"); len(args) > 0 {
 		i.Args = strings.Split(string(args), "\x00")
+	}
+	return i, nil
+}
+
+// Who is Read without Group and Args: it never waits for the memory of the process. The
+// number may be of a thread.
+func Who(pid int) (i Info, err error) {
+	dir := "/proc/" + strconv.Itoa(pid) + "/"
+	if i.Exe, err = os.Readlink(dir + "exe"); err != nil {
+		return i, err
 	}
 	status, err := head(dir+"status", statusBytes)
 	if err != nil {
@@ -73,7 +83,7 @@ func (i *Info) status(text string) error {
 		case "Gid":
 			i.GID = id(f[0])
 			found++
-		case "NSpid":
+		case "NStgid":
 			if len(f) > 1 { // else it is in ours, or has ended meanwhile
 				i.PID, _ = strconv.Atoi(f[len(f)-1])
 			}
