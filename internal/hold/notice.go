@@ -237,8 +237,8 @@ func ioctl(fd, request uintptr, arg unsafe.Pointer) error {
 // Answers: so many a second, and so many at once, of a sandbox and of all. A program
 // that does nothing but ask waits for its turn and costs no more than that.
 const (
-	paceSandbox = time.Second / 1000
-	paceAll     = time.Second / 10000
+	paceSandbox = time.Second / 200
+	paceAll     = time.Second / 2000
 	paceAtOnce  = 256
 )
 
