@@ -134,6 +134,9 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges, Shells: s.Node.Shells,
 				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Log: log,
 				Witness: m.evidence.witness(), Unseen: m.evidence.unseen}
+			if m.evidence.store != nil {
+				c.Refused = m.evidence.store.Append
+			}
 			if m.network != nil {
 				c.Network = m.network
 			}
