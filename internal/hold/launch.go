@@ -26,6 +26,8 @@ func (e *execution) launch(tasks, stdio []*os.File) (pty *os.File, err error) {
 	e.pid, e.pidfd = main.pid, main.pidfd
 	if filter != nil {
 		e.sb.listen(e.spec.Spec.ID, l.listener, filter)
+	} else {
+		closeAll([]*os.File{l.listener})
 	}
 	if e.spec.Spec.PTY == nil {
 		return nil, nil

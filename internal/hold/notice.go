@@ -150,10 +150,10 @@ func (l *listener) serve() bool {
 		var ends, failed bool
 		err := rc.Read(func(fd uintptr) bool {
 			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-			n, err := unix.Poll(p, 0)
-			asked := err == nil && n > 0 && p[0].Revents&unix.POLLIN != 0
-			ends = err == nil && n > 0 && !asked
-			return asked || ends || err != nil && err != unix.EINTR
+			err := noEINTR(func() error { _, err := unix.Poll(p, 0); return err })
+			asked := err == nil && p[0].Revents&unix.POLLIN != 0 // then taking it does not block
+			ends = err != nil || p[0].Revents != 0 && !asked
+			return asked || ends
 		})
 		if err != nil {
 			return !os.IsTimeout(err)

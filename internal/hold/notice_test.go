@@ -346,6 +346,28 @@ func cpuOf(t *testing.T, pid int) time.Duration {
 	return sum
 }
 
+// Background processes of many commands use up the listeners of their sandbox; commands
+// beyond are refused the same, and are not told of.
+func TestACommandWithoutAListenerIsRefusedTheSame(t *testing.T) {
+	b := newBed(t)
+	x := b.asker()
+	_, notice := filtersOf(t, confine.Build)
+	mount := fmt.Sprintf("%d:0", unix.SYS_MOUNT)
+	for range mostListeners {
+		s := x.spec("sh", "-c", "while test -e /tmp; do sleep 60; done >/dev/null 2>&1 &")
+		s.Seccomp, s.Notice = notice, true
+		x.run(s)
+	}
+	if _, out, _ := x.run(x.asks(notice, mount)); !strings.HasSuffix(out, " 1\n") || len(b.refusals()) > 0 {
+		t.Errorf("%q, or it is told", out)
+	}
+	x.run(x.sh("kill -9 -1")) // and all of their listeners are closed
+	poll(t, "room for a listener", func() bool {
+		_, out, _ := x.run(x.asks(notice, mount))
+		return strings.HasSuffix(out, " 1\n") && len(b.refusals()) == 1
+	})
+}
+
 // Many kinds are one, and a sandbox uses up nobody else's room.
 func TestKindsOfRefusalsAreBounded(t *testing.T) {
 	x := newRefusals()
