@@ -43,6 +43,9 @@ func (a action) ret() instruction {
 	if a.allow {
 		return instruction{code: opRet, k: retAllow}
 	}
+	if a.notice {
+		return instruction{code: opRet, k: retNotice | uint32(a.tell)<<tellShift | uint32(a.errno)}
+	}
 	return instruction{code: opRet, k: retErrno | uint32(a.errno)}
 }
 
@@ -80,6 +83,7 @@ func makeRules(p Profile) map[string]rule {
 		allow(containerCalls)
 	}
 	maps.Copy(rules, conditions(p))
+	mark(rules)
 	return rules
 }
 
@@ -174,8 +178,9 @@ func (t test) size() int {
 }
 
 type programKey struct {
-	p Profile
-	a Arch
+	p      Profile
+	a      Arch
+	notice bool
 }
 
 var programs sync.Map // programKey → []byte
@@ -183,20 +188,26 @@ var programs sync.Map // programKey → []byte
 // Program compiles a profile to the bytes of an array of struct sock_filter,
 // for seccomp(2) or PR_SET_SECCOMP; the number of instructions is len/8. The
 // caller must not change the result.
-func Program(p Profile, a Arch) ([]byte, error) {
-	if b, ok := programs.Load(programKey{p, a}); ok {
+func Program(p Profile, a Arch) ([]byte, error) { return program(programKey{p, a, false}) }
+
+func program(key programKey) ([]byte, error) {
+	if b, ok := programs.Load(key); ok {
 		return b.([]byte), nil
 	}
-	if _, err := ParseProfile(string(p)); err != nil {
+	if _, err := ParseProfile(string(key.p)); err != nil {
 		return nil, err
 	}
-	m, err := machineOf(a)
+	m, err := machineOf(key.a)
 	if err != nil {
 		return nil, err
 	}
-	code := compile(m, rulesOf(p))
+	rules := rulesOf(key.p)
+	if !key.notice {
+		rules = unmarked(rules)
+	}
+	code := compile(m, rules)
 	if len(code) > 4096 {
-		return nil, dsec.Errorf(dsec.Internal, "compile seccomp profile", string(p), "%d instructions, the kernel takes 4096", len(code))
+		return nil, dsec.Errorf(dsec.Internal, "compile seccomp profile", string(key.p), "%d instructions, the kernel takes 4096", len(code))
 	}
 	var b []byte
 	for _, i := range code {
@@ -204,6 +215,6 @@ func Program(p Profile, a Arch) ([]byte, error) {
 		b = append(b, i.jt, i.jf)
 		b = binary.LittleEndian.AppendUint32(b, i.k)
 	}
-	programs.Store(programKey{p, a}, b)
+	programs.Store(key, b)
 	return b, nil
 }

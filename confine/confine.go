@@ -11,7 +11,8 @@
 // refuses a profile where a tier has less. A refusal is an errno a program can handle:
 // EPERM or EACCES where the call exists and is forbidden, ENOSYS where programs
 // fall back to something older. Explain names the call, the profile and the way
-// out.
+// out. Refusals that no honest program meets are of interest: Noticing has them
+// told to a listener.
 package confine
 
 // Profile names a set of rules.

@@ -6,6 +6,8 @@ type action struct {
 	errno  errno
 	reason string
 	way    string
+	notice bool  // the refusal is of interest
+	tell   uint8 // the argument that says what was wanted, from 1; 0: none
 }
 
 type errno uint32

@@ -160,6 +160,9 @@ func (s *server) takeClient(ses *session) bool {
 	for _, sb := range s.sandboxes {
 		ses.pending = append(ses.pending, sb.pending()...)
 	}
+	if s.refused.any() {
+		ses.pending = append(ses.pending, Event{Type: Refused})
+	}
 	return true
 }
 

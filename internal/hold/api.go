@@ -155,6 +155,7 @@ type ExecSpec struct {
 	Caps        Caps
 	NoNewPrivs  bool
 	Seccomp     []byte // array of struct sock_filter; empty: none
+	Notice      bool   // Seccomp is of confine.Noticing: the hold answers what it asks, and keeps the Refusals
 	Landlock    *Landlock
 	AppArmor    string // loaded profile that the program gets; "": none, and none is asked for
 	Rlimits     []Rlimit
@@ -211,6 +212,7 @@ type EventType string
 const (
 	ExecExited    EventType = "exec_exited"
 	SandboxExited EventType = "sandbox_exited"
+	Refused       EventType = "refused" // there are Refusals; no sandbox is named, nothing is acknowledged
 )
 
 // Event is sent once to each client until it is acknowledged.

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/confine"
 )
 
 // TestExecRoundTripAgainstPlain prints how long a command takes from Exec to
@@ -84,4 +86,42 @@ func TestShellsAndRootsAreQuick(t *testing.T) {
 		_ = unix.Rmdir(group)
 	}
 	t.Logf("p50: spawn %v, enter %v, remove %v", p50(spawn), p50(enter), p50(remove))
+}
+
+// TestNoticeCostsLittle prints what a listener costs a command, in turns with one that
+// has none: its start, calls that are allowed, and a call that is refused.
+func TestNoticeCostsLittle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures, -short is set")
+	}
+	b := newBed(t)
+	x := b.asker()
+	plain, notice := filtersOf(t, confine.Build)
+	spec := func(heard bool, argv ...string) ExecSpec {
+		s := x.spec(argv...)
+		if s.Seccomp, s.Notice = plain, heard; heard {
+			s.Seccomp = notice
+		}
+		return s
+	}
+	took := map[string][]time.Duration{}
+	measure := func(n int, what string, argv ...string) {
+		for i := range 2 * n {
+			heard := i%2 == 1
+			begin := time.Now()
+			if r, _, errs := x.run(spec(heard, argv...)); r.ExitCode != 0 {
+				t.Fatalf("%s: %+v %s", what, r, errs)
+			}
+			key := fmt.Sprint(what, ", listener ", heard)
+			took[key] = append(took[key], time.Since(begin))
+		}
+		for _, heard := range []bool{false, true} {
+			key := fmt.Sprint(what, ", listener ", heard)
+			t.Logf("%s: %s", key, p50(took[key]))
+		}
+	}
+	measure(200, "true", "/bin/true")
+	measure(10, "200,000 reads and writes", "dd", "if=/dev/zero", "of=/dev/null", "bs=1", "count=100000")
+	measure(3, "40 refused calls", refusedAt, "repeat=40", fmt.Sprintf("%d:0", unix.SYS_MOUNT))
+	_ = b.refusals()
 }

@@ -117,6 +117,9 @@ func encodeExec(s *ExecSpec) ([]byte, error) {
 	if s.NoNewPrivs {
 		im.flags |= imageNNP
 	}
+	if s.Notice {
+		im.flags |= imageNotice
+	}
 	if p := s.Spec.PTY; p != nil {
 		im.flags, im.rows, im.cols = im.flags|imagePTY, p.Rows, p.Cols
 	}
@@ -186,6 +189,9 @@ type wireEvent struct {
 	Event
 	Kept [][]byte `json:",omitempty"`
 }
+
+// wireRefusals asks for what was refused since the batch that was written down.
+type wireRefusals struct{ Written uint64 }
 
 type wireNames struct{ Names []string }
 

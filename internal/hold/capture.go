@@ -1,6 +1,7 @@
 package hold
 
 import (
+	"bytes"
 	"cmp"
 	"maps"
 	"os"
@@ -47,9 +48,12 @@ func (s *server) state(k *baggage, binary *os.File) *holdState {
 	for _, p := range s.allPumps() {
 		orphans[p] = true
 	}
+	var filters filterList
 	for _, sb := range s.living() {
-		st.Sandboxes = append(st.Sandboxes, sb.state(k, orphans))
+		st.Sandboxes = append(st.Sandboxes, sb.state(k, orphans, &filters))
 	}
+	st.Filters = filters
+	st.Batch, st.Refusals = s.refused.state()
 	slices.SortFunc(st.Sandboxes, func(a, b sandboxState) int { return cmp.Compare(a.ID, b.ID) })
 	for p := range orphans {
 		if p.pty {
@@ -68,7 +72,19 @@ func (s *server) state(k *baggage, binary *os.File) *holdState {
 	return st
 }
 
-func (sb *sandbox) state(k *baggage, orphans map[*pump]bool) sandboxState {
+// filterList numbers the filters that listeners have.
+type filterList [][]byte
+
+func (x *filterList) number(f []byte) int {
+	i := slices.IndexFunc(*x, func(g []byte) bool { return bytes.Equal(f, g) })
+	if i < 0 {
+		i = len(*x)
+		*x = append(*x, f)
+	}
+	return i
+}
+
+func (sb *sandbox) state(k *baggage, orphans map[*pump]bool, filters *filterList) sandboxState {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
 	st := sandboxState{ID: sb.name(), Spec: sb.spec, PID: sb.pid, Pidfd: k.keep(sb.pidfd), Entered: sb.entered, Held: sb.held, Asked: sb.asked,
@@ -82,6 +98,10 @@ func (sb *sandbox) state(k *baggage, orphans map[*pump]bool) sandboxState {
 	for h := range sb.helpers {
 		st.Helpers = append(st.Helpers, childState{PID: h.child.pid, Pidfd: k.keep(h.child.pidfd)})
 	}
+	for l := range sb.listeners {
+		st.Listeners = append(st.Listeners, listenerState{Exec: l.exec, File: k.keep(l.f), Filter: filters.number(l.filter)})
+	}
+	slices.SortFunc(st.Listeners, func(a, b listenerState) int { return cmp.Compare(a.File, b.File) })
 	for _, e := range sb.execs {
 		st.Execs = append(st.Execs, e.state(k, orphans))
 	}

@@ -202,6 +202,15 @@ func (c *Client) List(ctx context.Context) ([]SandboxInfo, error) {
 	return list, nil
 }
 
+// Refusals returns the batch of what was refused, and its number, after that of number
+// written, which the caller has written down and the hold forgets. Who does not know a
+// number says 0, and may get what an earlier client has written. Empty: there is none.
+func (c *Client) Refusals(ctx context.Context, written uint64) ([]Refusal, uint64, error) {
+	var b refusalBatch
+	err := c.call(ctx, opRefusals, wireRefusals{Written: written}, nil, &b)
+	return b.List, b.Number, err
+}
+
 // Ack says that an event was recorded.
 func (c *Client) Ack(ctx context.Context, e Event) error {
 	return c.tell(ctx, opAck, wireRef{Sandbox: e.Sandbox, Exec: e.Exec, Type: e.Type})

@@ -210,10 +210,10 @@ func (s *server) run() error {
 
 var errRuns = errors.New("a hold runs already")
 
-// Descriptors: what a running command keeps open, and what commands must leave
-// to sandboxes, helpers and starts.
+// Descriptors: what a running command keeps open, its filter's listener included,
+// and what commands must leave to sandboxes, helpers and starts.
 const (
-	fdsOfExec   = 4
+	fdsOfExec   = 5
 	reservedFDs = 8192
 )
 
@@ -225,7 +225,7 @@ func emptyServer(socket string, log *slog.Logger) (*server, error) {
 		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
 	}
 	s := &server{socket: socket, started: time.Now(), log: log, quit: make(chan struct{}), respawn: make(chan respawn), replace: make(chan replacement),
-		store: map[string]*os.File{}, sandboxes: map[string]*sandbox{}, lingering: map[string]struct{}{}, pumps: map[*pump]struct{}{}}
+		store: map[string]*os.File{}, sandboxes: map[string]*sandbox{}, lingering: map[string]struct{}{}, pumps: map[*pump]struct{}{}, refused: newRefusals()}
 	s.most = max(64, (int(min(lim.Cur, 1<<30))-reservedFDs)/fdsOfExec)
 	s.digest = sync.OnceValue(func() string {
 		d, err := digestOf(s.binary)

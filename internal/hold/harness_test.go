@@ -22,6 +22,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	beLonely()
 	beMarked()
 	MainIfAsked(nil)
 	_ = os.Setenv("GORACE", "atexit_sleep_ms=0") // for the holds we start

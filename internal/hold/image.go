@@ -15,7 +15,10 @@ const (
 	imageNNP    = 1
 	imagePTY    = 2
 	imageFile   = 4
+	imageNotice = 8
 	imageHeader = 128
+	imageFlags  = 8  // where they are
+	imageFilter = 72 // where its number of instructions and its offset are
 
 	joinAll = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS |
 		unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP
@@ -136,6 +139,18 @@ func (l *Landlock) encode(w *imageBuilder) uint32 {
 	}
 	w.b = binary.LittleEndian.AppendUint64(w.b, 0)
 	return uint32(at)
+}
+
+// notice is the filter of an image that is to have a listener; nil: it is not.
+func notice(image []byte) []byte {
+	if len(image) < imageHeader || image[imageFlags]&imageNotice == 0 {
+		return nil
+	}
+	n, off := binary.LittleEndian.Uint32(image[imageFilter:]), binary.LittleEndian.Uint32(image[imageFilter+4:])
+	if n > 4096 || uint64(off)+8*uint64(n) > uint64(len(image)) {
+		return nil
+	}
+	return image[off : off+8*n]
 }
 
 // candidates are the paths to try for a program, as execvp does.

@@ -17,11 +17,18 @@ import (
 // program. It returns the terminal's master, if there is one.
 func (e *execution) launch(tasks, stdio []*os.File) (pty *os.File, err error) {
 	l := &launch{sb: e.sb, group: e.group, tasks: tasks, image: e.spec.image, last: stdio}
+	filter := e.sb.mayNotice(l.image)
 	main, pty, err := l.run()
 	if err != nil {
+		closeAll([]*os.File{l.listener})
 		return nil, e.explain(err)
 	}
 	e.pid, e.pidfd = main.pid, main.pidfd
+	if filter != nil {
+		e.sb.listen(e.spec.Spec.ID, l.listener, filter)
+	} else {
+		closeAll([]*os.File{l.listener})
+	}
 	if e.spec.Spec.PTY == nil {
 		return nil, nil
 	}
@@ -115,6 +122,8 @@ type launch struct {
 	tasks []*os.File
 	image []byte
 	last  []*os.File // stdio, and the program of a helper
+
+	listener *os.File // of the command's filter, if it has one
 }
 
 func (l *launch) run() (*child, *os.File, error) {
@@ -164,6 +173,9 @@ func (l *launch) follow(report *packets) (c *child, pty *os.File, err error) {
 				reapPID(int(a.Self))
 			}
 			return nil, nil, err
+		case a.PID == pidListener && len(files) > 0 && l.listener == nil:
+			l.listener, files = files[0], files[1:]
+		case a.PID == pidListener:
 		case len(files) > 0 && pty == nil:
 			pty, files = files[0], files[1:]
 		case a.PID != 0:

@@ -29,7 +29,7 @@ const (
 // answer is what the C program says: at which step it stands or broke off.
 type answer struct {
 	Step, Errno int32
-	PID         int32 // of the new process
+	PID         int32 // of the new process; pidListener: the descriptor is a filter's listener
 	Self        int32 // of who says it
 }
 
@@ -52,6 +52,8 @@ func (a answer) errno() error {
 	return syscall.Errno(a.Errno)
 }
 
+const pidListener = -1
+
 const (
 	nativeSpawn = 1
 	nativeExec  = 2
@@ -64,7 +66,7 @@ const (
 // nativeFormat is raised with every change of what forkers, PID 1s and we say
 // to each other: after an upgrade of the hold they are the old ones. Only tests
 // change it.
-var nativeFormat = 3
+var nativeFormat = 4
 
 // request is struct request of the forker.
 func request(op, flags, owner uint32, count int) []byte {

@@ -33,6 +33,9 @@ func (s *server) quiesce(ctx context.Context) error {
 		for _, e := range sb.execs {
 			_ = e.pidfd.SetReadDeadline(aLongTimeAgo)
 		}
+		for l := range sb.listeners {
+			_ = l.f.SetReadDeadline(aLongTimeAgo)
+		}
 		sb.mu.Unlock()
 	}
 	if err := s.watchers.empty(ctx); err != nil {
@@ -60,8 +63,11 @@ func (s *server) resume() {
 	}
 	for _, sb := range s.living() {
 		sb.mu.Lock()
-		ended, helpers := sb.ended, slices.Collect(maps.Keys(sb.helpers))
+		ended, helpers, listeners := sb.ended, slices.Collect(maps.Keys(sb.helpers)), slices.Collect(maps.Keys(sb.listeners))
 		sb.mu.Unlock()
+		for _, l := range listeners {
+			l.watch()
+		}
 		if !ended {
 			sb.watch()
 		}

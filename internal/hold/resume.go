@@ -89,6 +89,7 @@ func (r *resumption) all(st *holdState) error {
 	for _, fd := range st.Discards {
 		s.add(&pump{s: s, r: r.file(fd, pipeName), stage: pumpDiscards})
 	}
+	s.refused.restore(st.Batch, st.Refusals)
 	l := r.file(st.Listener, "listener")
 	lis, err := net.FileListener(l)
 	if err != nil {
@@ -99,6 +100,10 @@ func (r *resumption) all(st *holdState) error {
 	for i := range st.Sandboxes {
 		if err := r.sandbox(&st.Sandboxes[i], st.Native); err != nil {
 			return fmt.Errorf("sandbox %s: %w", st.Sandboxes[i].ID, err)
+		}
+		sb := s.sandboxes[st.Sandboxes[i].ID]
+		for _, l := range st.Sandboxes[i].Listeners {
+			sb.addListener(l.Exec, r.file(l.File, "listener"), s.filters.same(st.Filters[l.Filter]))
 		}
 	}
 	return r.forkers(st)

@@ -34,6 +34,7 @@ type sandbox struct {
 
 	warm *warmFiles // guarded by s.warmth, as is cold
 	cold bool       // it is being removed
+	pace pace       // of answers to what its filters ask
 
 	mu      sync.Mutex
 	ctl     *packets // to PID 1; nil once entered
@@ -46,6 +47,8 @@ type sandbox struct {
 	execs   map[string]*execution
 	leaving map[string]*execution // released, whose cgroup is still being removed
 	helpers map[*helper]struct{}
+
+	listeners map[*listener]struct{}
 }
 
 // name is the sandbox's id.
@@ -112,7 +115,7 @@ func (sb *sandbox) alive(what string) error {
 
 func newSandbox(s *server, spec SpawnSpec) *sandbox {
 	sb := &sandbox{s: s, spec: spec, done: make(chan struct{}), prepared: make(chan struct{}), execs: map[string]*execution{},
-		leaving: map[string]*execution{}, helpers: map[*helper]struct{}{}}
+		leaving: map[string]*execution{}, helpers: map[*helper]struct{}{}, listeners: map[*listener]struct{}{}}
 	sb.ident.Store(&spec.ID)
 	return sb
 }

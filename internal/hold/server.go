@@ -45,6 +45,12 @@ type server struct {
 	most    int          // commands that may run
 	running atomic.Int64 // commands that do, or are being started
 
+	listening atomic.Int64 // filters that have a listener, at most as many
+	unheard   atomic.Int64 // commands whose filter got none
+	pace      pace         // of answers to them
+	filters   filters
+	refused   *refusals
+
 	mu        sync.Mutex
 	client    *session
 	store     map[string]*os.File
@@ -195,6 +201,12 @@ func (c *session) dispatch(f *frame) (any, []*os.File, error) {
 		return nil, []*os.File{sock}, err
 	case opList:
 		return c.s.list(), nil, nil
+	case opRefusals:
+		w, err := read[wireRefusals](f)
+		if err != nil {
+			return nil, nil, err
+		}
+		return c.s.refused.take(w.Written), nil, nil
 	case opShutdown:
 		c.s.shutdown(c.ctx)
 		return nil, nil, nil

@@ -12,7 +12,10 @@ import (
 
 // stateFormat is raised with every change of the state below; a program reads
 // its own and, where it says so, older ones. See docs/formats/hold.md.
-const stateFormat = 1
+const (
+	stateFormat = 2
+	stateOldest = 1 // without Filters, Listeners, Batch and Refusals
+)
 
 // holdState is a hold on its way from one program to the next. Descriptors are
 // numbers, which stay the same; 0 is none.
@@ -28,7 +31,10 @@ type holdState struct {
 	Forkers   []forkerState
 	Store     map[string]int
 	Lingering []string
-	Discards  []int // pipes of commands that are forgotten
+	Discards  []int    // pipes of commands that are forgotten
+	Filters   [][]byte // of listeners
+	Batch     refusalBatch
+	Refusals  []Refusal // after the batch
 	Sandboxes []sandboxState
 }
 
@@ -50,6 +56,14 @@ type sandboxState struct {
 	Unready  string // why it could not be prepared
 	Helpers  []childState
 	Execs    []execState
+
+	Listeners []listenerState
+}
+
+type listenerState struct {
+	Exec   string
+	File   int
+	Filter int // index
 }
 
 type childState struct{ PID, Pidfd int }
@@ -91,8 +105,8 @@ func decodeState(b []byte) (*holdState, error) {
 	if err := json.Unmarshal(b, &v); err != nil {
 		return nil, fmt.Errorf("read state: %w", err)
 	}
-	if v.Format != stateFormat {
-		return nil, fmt.Errorf("read state: format %d, this program reads %d", v.Format, stateFormat)
+	if v.Format < stateOldest || v.Format > stateFormat {
+		return nil, fmt.Errorf("read state: format %d, this program reads %d to %d", v.Format, stateOldest, stateFormat)
 	}
 	var s holdState
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -131,7 +145,7 @@ func (s *holdState) check() error {
 			return fmt.Errorf("read state: sandbox %q", sb.ID)
 		}
 		ids[sb.ID] = true
-		if err := sb.check(fds); err != nil {
+		if err := sb.check(fds, len(s.Filters)); err != nil {
 			return fmt.Errorf("read state: sandbox %s: %w", sb.ID, err)
 		}
 	}
@@ -141,7 +155,13 @@ func (s *holdState) check() error {
 	return nil
 }
 
-func (sb *sandboxState) check(fds fdSet) error {
+func (sb *sandboxState) check(fds fdSet, filters int) error {
+	for _, l := range sb.Listeners {
+		fds.want("listener of "+sb.ID, l.File)
+		if l.Filter < 0 || l.Filter >= filters {
+			return fmt.Errorf("filter %d of %d", l.Filter, filters)
+		}
+	}
 	fds.want(sb.ID, sb.Pidfd)
 	fds.may(sb.ID, sb.Control)
 	for _, h := range sb.Helpers {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,7 +26,10 @@ func everything() *holdState {
 	small := process.SpoolState{Header: process.SpoolHeader{Head: 8, Tail: 16, Total: 5, EOF: true}, Memory: []byte("hello")}
 	return &holdState{Format: stateFormat, Native: 1, At: time.Hour, Started: began, Socket: "/run/dsec/hold", Binary: 4, Lock: 5, Listener: 6,
 		Forkers: []forkerState{{PID: 100, Socket: 7}, {PID: 101, Socket: 8}}, Store: map[string]int{"layer/a": 9, "pool": 10},
-		Lingering: []string{"/sys/fs/cgroup/x/exec-old"}, Discards: []int{11},
+		Lingering: []string{"/sys/fs/cgroup/x/exec-old"}, Discards: []int{11}, Filters: [][]byte{{6, 0, 0, 0, 1, 0, 0xc0, 0x7f}},
+		Batch: refusalBatch{Number: 7, List: []Refusal{{Sandbox: "sb", Exec: "run", Exe: "/bin/mount", PID: 5, UID: 1000, GID: 1000, Call: 165, Errno: 1, Clause: 12, Arg: -1,
+			Args: [6]uint64{1, 2, 3, 4, 5, 1 << 63}, Count: 3, First: began, Last: began.Add(time.Second)}}},
+		Refusals: []Refusal{{Sandbox: "sb", UID: -1, GID: -1, Call: otherKinds, Arg: -1, Count: 9, First: began, Last: began}},
 		Sandboxes: []sandboxState{
 			{ID: "made-ahead", Spec: SpawnSpec{ID: "made-ahead", UIDBase: 65536, GIDBase: 65536, Count: 65536, Cgroup: "/sys/fs/cgroup/y"}, PID: 200, Pidfd: 12,
 				Control: 13, Prepared: [3]bool{true, true, false}, Unready: "mount /dev: no space left on device"},
@@ -33,7 +37,7 @@ func everything() *holdState {
 				OOMScoreAdj: 100, Account: Account{OOM: "/o", Limit: "/l", Peak: "/p", Throttle: "/t"}, Bare: true, ShmSize: 1 << 20, Lo: true,
 				Sysctls: []Sysctl{{"net/ipv4/ping_group_range", "0 0"}}, ReadOnly: []string{"/proc/sys"}, Masks: []string{"/proc/kcore"}}, PID: 300, Pidfd: 14,
 				Entered: true, Held: true, Asked: true, Ended: true, Acked: true, Signal: 9, Prepared: [3]bool{true, true, true},
-				Helpers: []childState{{PID: 301, Pidfd: 15}},
+				Helpers: []childState{{PID: 301, Pidfd: 15}}, Listeners: []listenerState{{Exec: "run", File: 22}},
 				Execs: []execState{
 					{Spec: wireExec{Sandbox: "sb", Spec: toWireSpec(spec), Cwd: "/tmp", UID: 1000, GID: 1000, Spool: "/var/lib/dsec/spool"}, PID: 302, Pidfd: 16, Begun: began,
 						Ran: time.Second, Clock: clockState{Running: true, Held: true, Left: 59 * time.Second, Age: time.Millisecond, Hard: 3 * time.Minute, Total: 2},
@@ -50,7 +54,7 @@ func everything() *holdState {
 func TestGoldenState(t *testing.T) {
 	b, err := everything().encode()
 	must(t, err)
-	golden := filepath.Join("testdata", "state-1.golden")
+	golden := filepath.Join("testdata", fmt.Sprintf("state-%d.golden", stateFormat))
 	if *update {
 		must(t, os.WriteFile(golden, b, 0o644))
 	}
@@ -68,9 +72,27 @@ func TestGoldenState(t *testing.T) {
 	}
 }
 
+// An upgrade comes from the program before this one.
+func TestStateOfAnEarlierFormatIsGoneOnWith(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("testdata", "state-1.golden"))
+	must(t, err)
+	s, err := decodeState(b)
+	must(t, err)
+	want := everything()
+	want.Format, want.Filters, want.Batch, want.Refusals, want.Sandboxes[1].Listeners = 1, nil, refusalBatch{}, nil, nil
+	got, err := s.encode()
+	must(t, err)
+	now, err := want.encode()
+	must(t, err)
+	if !bytes.Equal(got, now) {
+		t.Errorf("%s", got)
+	}
+}
+
 func TestStateThatCannotBeGoneOnWithIsRefused(t *testing.T) {
 	for what, change := range map[string]func(*holdState){
-		"format 2":    func(s *holdState) { s.Format = 2 },
+		"format 3":    func(s *holdState) { s.Format = 3 },
+		"filter":      func(s *holdState) { s.Sandboxes[1].Listeners[0].Filter = 1 },
 		"descriptors": func(s *holdState) { s.Lock = s.Binary },
 		"stderr":      func(s *holdState) { s.Listener = 2 },
 		"no forker":   func(s *holdState) { s.Forkers = nil },

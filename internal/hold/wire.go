@@ -20,7 +20,7 @@ import (
 
 // protocolVersion is in every frame; see docs/formats/hold.md.
 const (
-	protocolVersion = 3
+	protocolVersion = 4
 	frameHeader     = 24
 	maxInline       = 32 << 10 // larger bodies travel in a memfd
 	maxBody         = 64 << 20
@@ -67,6 +67,7 @@ const (
 	opShutdown
 	opUpgrade
 	opEvent // from hold, no reply
+	opRefusals
 )
 
 // forEver says that an operation is understood by every version, so that each

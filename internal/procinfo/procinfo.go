@@ -37,19 +37,29 @@ const (
 // Read asks the kernel, for all but the Group. The name is read last, so that the rest
 // is not of a later program than it.
 func Read(pid int) (i Info, err error) {
-	dir := "/proc/" + strconv.Itoa(pid) + "/"
-	if i.Exe, err = os.Readlink(dir + "exe"); err != nil {
+	var buf [argBytes]byte
+	args, err := head("/proc/"+strconv.Itoa(pid)+"/cmdline", buf[:])
+	if err != nil {
 		return i, err
 	}
-	var buf [max(argBytes, statusBytes)]byte
-	args, err := head(dir+"cmdline", buf[:argBytes])
-	if err != nil {
+	if i, err = Who(pid); err != nil {
 		return i, err
 	}
 	if args = bytes.TrimRight(args, "\x00"); len(args) > 0 {
 		i.Args = strings.Split(string(args), "\x00")
 	}
-	status, err := head(dir+"status", buf[:statusBytes])
+	return i, nil
+}
+
+// Who is Read without Group and Args: it never waits for the memory of the process. The
+// number may be of a thread.
+func Who(pid int) (i Info, err error) {
+	dir := "/proc/" + strconv.Itoa(pid) + "/"
+	if i.Exe, err = os.Readlink(dir + "exe"); err != nil {
+		return i, err
+	}
+	var buf [statusBytes]byte
+	status, err := head(dir+"status", buf[:])
 	if err != nil {
 		return i, err
 	}
@@ -75,7 +85,7 @@ func (i *Info) status(text string) error {
 		case "Gid":
 			i.GID = id(f[0])
 			found++
-		case "NSpid":
+		case "NStgid":
 			if len(f) > 1 { // else it is in ours, or has ended meanwhile
 				i.PID, _ = strconv.Atoi(f[len(f)-1])
 			}

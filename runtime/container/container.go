@@ -41,6 +41,9 @@ type Config struct {
 
 	// Unseen is told of a sandbox that the Witness does not see, and why; nil: nobody.
 	Unseen func(dsec.SandboxID, error)
+	// Refused is told of system calls that were refused and are of interest, also of a
+	// sandbox that is gone and, after a crash, twice; nil: nobody, and none is noticed.
+	Refused func(dsec.SandboxID, ...dsec.AuditRecord)
 }
 
 // defaultUIDBase is far above what distributions and subordinate ids use.
@@ -59,6 +62,9 @@ type Runtime struct {
 	sys    *os.File      // the /sys that sandboxes clone
 	shells *shells
 	looks  atomic.Int64 // at disks, so that each has a name of its own
+
+	refusals        sync.Mutex // one taker at a time
+	refusalsWritten uint64     // number of the last batch that is written down
 
 	programs map[confine.Profile][]byte
 	rlimits  map[confine.Profile][]hold.Rlimit
@@ -113,7 +119,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 		programs: map[confine.Profile][]byte{}, rlimits: map[confine.Profile][]hold.Rlimit{}, mac: openMAC(), masks: confine.MaskedPaths(), readOnly: confine.ReadOnlyPaths(), exits: make(chan runtime.Exit),
 		sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
 	for _, p := range offered() {
-		program, err := confine.Program(p, confine.Arch(goruntime.GOARCH))
+		program, err := c.program(p)
 		if err != nil {
 			return nil, dsec.E(dsec.Unsupported, "compile seccomp profile", string(p), err)
 		}

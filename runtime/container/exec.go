@@ -104,7 +104,7 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 		UID: who.uid, GID: who.gid, Groups: who.groups,
 		Caps: capsFor(who.uid, confine.Capabilities(profile)&^rights.dropped), NoNewPrivs: spec.NoNewPrivs || rights.NoNewPrivs,
 		Landlock: rights.landlock(),
-		Seccomp:  r.programs[profile], AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
+		Seccomp:  r.programs[profile], Notice: r.cfg.Refused != nil, AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
 	e.Rlimits = r.rlimits[profile]
 	r.capOutput(ctx, sb, &e.Spec)
 	return r.hold.Exec(ctx, e)

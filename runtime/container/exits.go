@@ -63,6 +63,10 @@ func (r *Runtime) watchHold() {
 }
 
 func (r *Runtime) on(e hold.Event) {
+	if e.Type == hold.Refused {
+		r.gatherRefusals()
+		return
+	}
 	ctx, cancel := context.WithTimeout(r.life, lifecycle.UndoLimit)
 	defer cancel()
 	sb, err := r.find("follow sandbox", dsec.SandboxID(e.Sandbox))

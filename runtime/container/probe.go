@@ -128,6 +128,13 @@ func (r *Runtime) probeSeccomp(context.Context) runtime.Check {
 		names = append(names, name)
 	}
 	detail := "profiles " + strings.Join(names, ", ")
+	switch {
+	case r.cfg.Refused == nil:
+	case strings.Contains(string(b), "user_notif"):
+		detail += "; refused calls of interest are told"
+	default:
+		detail += "; refused calls are not told: the kernel has no user_notif"
+	}
 	if !ok {
 		detail = fmt.Sprintf("the kernel has no seccomp filters: %v", err)
 	}

@@ -45,6 +45,7 @@ func (r *Runtime) witnessAdopted(ctx context.Context, rec *record, pid int) {
 
 // unwitness ends that, when nothing of the sandbox runs any more.
 func (r *Runtime) unwitness(ctx context.Context, id dsec.SandboxID) {
+	r.takeRefusals(ctx)
 	if r.cfg.Witness == nil {
 		return
 	}

@@ -66,6 +66,7 @@ func (o *observed) see(t *testing.T) {
 	c := o.config()
 	c.Log = log
 	c.Witness = audit.Witnesses{o.proc, o.watch}
+	c.Refused = o.store.Append
 	c.Unseen = func(id dsec.SandboxID, err error) { t.Errorf("%s is not seen: %v", id, err) }
 	o.r, err = Open(ctx, c)
 	must(t, err)

@@ -140,6 +140,9 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			if m.uidBase = s.Node.UIDBase; m.eyes != nil {
 				c.Witness = m.eyes
 			}
+			if m.evidence.store != nil {
+				c.Refused = m.evidence.store.Append
+			}
 			if m.network != nil {
 				c.Network = m.network
 			}

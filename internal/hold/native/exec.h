@@ -9,7 +9,7 @@ struct image {
 	u32 argv, envp, paths, apparmor;               /* arrays of u64 offsets, 0 ends them; text, 0: none */
 	u16 rows, cols, pad2[2];
 };
-enum { I_NNP = 1, I_PTY = 2, I_FILE = 4 };         /* I_FILE: run the descriptor after stdio */
+enum { I_NNP = 1, I_PTY = 2, I_FILE = 4, I_NOTICE = 8 }; /* I_FILE: run the descriptor after stdio; I_NOTICE: the filter has a listener */
 
 static char **strings(char *base, u32 off)
 {
@@ -35,12 +35,33 @@ static void terminal(struct image *m, int report)
 		sys3(__NR_dup3, slave, i, 0);
 }
 
+/* A filter that asks a listener about some calls; the hold gets that. Without one
+ * it says itself what the low byte of the question is: it refuses just the same. */
+static void filter(struct image *m, char *base, int report)
+{
+	struct kfilter *f = (struct kfilter *)(base + m->filter);
+	struct kfprog prog = { (u16)m->nfilter, f };
+	long e = -EINVAL;
+	if (m->flags & I_NOTICE)
+		e = sys3(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW | SECCOMP_FILTER_FLAG_NEW_LISTENER |
+			SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, &prog);
+	if (e >= 0) {
+		say(report, 0, 0, LISTENER, 0, (int)e, -1);
+		sys1(__NR_close, e);
+		return;
+	}
+	for (u32 i = 0; i < m->nfilter; i++)
+		if (f[i].code == 6 /* return */ && (f[i].k & SECCOMP_RET_ACTION_FULL) == SECCOMP_RET_USER_NOTIF)
+			f[i].k = SECCOMP_RET_ERRNO | (f[i].k & 0xff);
+	if ((e = sys3(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &prog)) < 0)
+		die(report, S_SECCOMP, e);
+}
+
 static void credentials(struct image *m, char *base, int report)
 {
 	struct __user_cap_header_struct h = { _LINUX_CAPABILITY_VERSION_3, 0 };
 	u64 all = m->permitted | m->ambient | 1ul << CAP_SYS_ADMIN | 1ul << CAP_SETPCAP;
 	struct __user_cap_data_struct d[2] = { { (u32)all, (u32)all, 0 }, { (u32)(all >> 32), (u32)(all >> 32), 0 } };
-	struct kfprog prog = { (u16)m->nfilter, base + m->filter };
 	long e;
 	for (u32 c = 0; c < 64; c++) {
 		e = m->bounding >> c & 1 ? 0 : sys2(__NR_prctl, PR_CAPBSET_DROP, c);
@@ -58,8 +79,8 @@ static void credentials(struct image *m, char *base, int report)
 		die(report, S_CAPS, e);
 	if (m->flags & I_NNP && (e = sys5(__NR_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) < 0)
 		die(report, S_NNP, e);
-	if (m->nfilter && (e = sys3(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &prog)) < 0)
-		die(report, S_SECCOMP, e);
+	if (m->nfilter)
+		filter(m, base, report);
 	d[0] = (struct __user_cap_data_struct){ (u32)m->effective, (u32)m->permitted, (u32)m->inheritable };
 	d[1] = (struct __user_cap_data_struct){ (u32)(m->effective >> 32), (u32)(m->permitted >> 32), (u32)(m->inheritable >> 32) };
 	if ((e = sys2(__NR_capset, &h, d)) < 0)

@@ -25,6 +25,7 @@ struct request { u32 op, flags, owner, count; };
 enum { OP_SPAWN = 1, OP_EXEC = 2 };
 enum { F_MEMFD = 1 };                              /* EXEC: the image is the first descriptor */
 struct reply { i32 step, err, pid, self; };        /* everybody to hold */
+enum { LISTENER = -1 };                            /* pid: the descriptor is the filter's listener */
 
 static char buf[MAXMSG] __attribute__((aligned(16)));
 

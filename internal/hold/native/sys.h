@@ -64,6 +64,7 @@ struct kcmsg { u64 len; i32 level, type; i32 fds[40]; };
 struct kifreq { char name[16]; u16 flags; char rest[22]; };
 struct ksigaction { u64 handler, flags, restorer, mask; };
 struct kwinsize { u16 rows, cols, x, y; };
+struct kfilter { u16 code; u8 jt, jf; u32 k; };
 struct kfprog { u16 len; void *filter; };
 
 void *memset(void *p, int c, u64 n)

@@ -221,12 +221,22 @@ static void nested(void)
 	waitpid(p, &st, 0);
 }
 
+static void listener(void)
+{
+	struct sock_filter allow[] = { BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+	struct sock_fprog prog = { 1, allow };
+	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+	long fd = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &prog);
+	printf("listener %d\n", fd < 0 ? errno : 0);
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
 	if (!strcmp(what, "breakpoint")) breakpoint();
 	else if (!strcmp(what, "packet")) packet();
 	else if (!strcmp(what, "raw")) raw();
+	else if (!strcmp(what, "listener")) listener();
 	else if (!strcmp(what, "stack")) stack(argv);
 	else if (!strcmp(what, "roads")) roads();
 	else if (!strcmp(what, "zygote")) zygote();
