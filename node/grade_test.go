@@ -104,6 +104,18 @@ func TestNoRewardIsNotAReward(t *testing.T) {
 	}
 }
 
+// TestADiskThatIsFullIsTheAgentsDoing: an error would be no result, and say nothing of
+// who is to blame.
+func TestADiskThatIsFullIsTheAgentsDoing(t *testing.T) {
+	w := newWorld(t, nil)
+	sb := w.create(func(s *dsec.Spec) { s.Limits.Disk = 1 << 20 })
+	w.run(sb.ID, "mkdir /root/task; head -c 1048576 /dev/zero > /root/task/a")
+	res := w.grade(sb.ID, grader("true", func(s *dsec.GradeSpec) { s.Files = map[string][]byte{"/grader": []byte("text")} }), "")
+	if res.Cause != dsec.CauseAgentError || res.Reward != nil || res.Applied.Bytes != 1<<20 {
+		t.Errorf("%+v", res)
+	}
+}
+
 func TestWhatIsRemovedIsRemovedForTheGrader(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(nil)
