@@ -174,8 +174,9 @@ func (t test) size() int {
 }
 
 type programKey struct {
-	p Profile
-	a Arch
+	profile Profile
+	arch    Arch
+	listed  bool
 }
 
 var programs sync.Map // programKey → []byte
@@ -183,8 +184,20 @@ var programs sync.Map // programKey → []byte
 // Program compiles a profile to the bytes of an array of struct sock_filter,
 // for seccomp(2) or PR_SET_SECCOMP; the number of instructions is len/8. The
 // caller must not change the result.
-func Program(p Profile, a Arch) ([]byte, error) {
-	if b, ok := programs.Load(programKey{p, a}); ok {
+func Program(p Profile, a Arch) ([]byte, error) { return programOf(programKey{p, a, false}) }
+
+// ListedProgram is Program for commands of which only listed files may be started
+// (PathRules): landlock knows files of a disk, and would let be what is memory only.
+func ListedProgram(p Profile, a Arch) ([]byte, error) { return programOf(programKey{p, a, true}) }
+
+// sealedMemory makes files of memory that are not executable and never will be
+// (MFD_NOEXEC_SEAL, Linux 6.3); without it is refused, by which programs take a file.
+var sealedMemory = rule{clauses: []clause{{label: "MFD_NOEXEC_SEAL", tests: []test{{arg: 1, mask: 8, value: 8}}, action: allowed}},
+	otherwise: refuse(eACCES, "a program in memory is none of those that may be started", "MFD_NOEXEC_SEAL works")}
+
+func programOf(key programKey) ([]byte, error) {
+	p, a := key.profile, key.arch
+	if b, ok := programs.Load(key); ok {
 		return b.([]byte), nil
 	}
 	if _, err := ParseProfile(string(p)); err != nil {
@@ -194,7 +207,12 @@ func Program(p Profile, a Arch) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	code := compile(m, rulesOf(p))
+	rules := rulesOf(p)
+	if key.listed {
+		rules = maps.Clone(rules)
+		rules["memfd_create"] = sealedMemory
+	}
+	code := compile(m, rules)
 	if len(code) > 4096 {
 		return nil, dsec.Errorf(dsec.Internal, "compile seccomp profile", string(p), "%d instructions, the kernel takes 4096", len(code))
 	}
@@ -204,6 +222,6 @@ func Program(p Profile, a Arch) ([]byte, error) {
 		b = append(b, i.jt, i.jf)
 		b = binary.LittleEndian.AppendUint32(b, i.k)
 	}
-	programs.Store(programKey{p, a}, b)
+	programs.Store(key, b)
 	return b, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path"
+	goruntime "runtime"
 	"slices"
 	"time"
 
@@ -106,6 +107,11 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 		Landlock: rights.landlock(),
 		Seccomp:  r.programs[profile], AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
 	e.Rlimits = r.rlimits[profile]
+	if len(rights.Executables) > 0 {
+		if e.Seccomp, err = confine.ListedProgram(profile, confine.Arch(goruntime.GOARCH)); err != nil {
+			return nil, err
+		}
+	}
 	r.capOutput(ctx, sb, &e.Spec)
 	return r.hold.Exec(ctx, e)
 }
