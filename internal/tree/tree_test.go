@@ -240,7 +240,7 @@ func TestNamesTakeBoundedMemory(t *testing.T) {
 	last := deep(t, Place{d, "p"}, maxDepth-8, 255)
 	must(t, unix.Mknodat(int(last.Fd()), "a", unix.S_IFREG|0o600, 0))
 	must(t, unix.Linkat(int(last.Fd()), "a", int(d.Fd()), "c", 0))
-	for i := range 2 * maxNames / (255 * maxDepth) {
+	for i := range maxNames/(255*maxDepth) + 8 {
 		must(t, unix.Linkat(int(last.Fd()), "a", int(last.Fd()), fmt.Sprint(i), 0))
 	}
 	if _, err := Names(d, Place{d, "c"}); !errors.Is(err, unix.EMLINK) {
