@@ -188,6 +188,24 @@ func TestACallerThatLeavesWithoutAKeyEndsTheGrading(t *testing.T) {
 	}
 }
 
+// TestWhatBreaksOffIsNotBlamedOnTheAgent: a tar that ends in the middle is none of its.
+func TestWhatBreaksOffIsNotBlamedOnTheAgent(t *testing.T) {
+	w := newWorld(t, nil)
+	sb := w.create(nil)
+	w.run(sb.ID, "mkdir /root/task; echo answer > /root/task/a")
+	ctx, leave := context.WithCancel(t.Context())
+	defer failpoint.Arm("node.grade.put", func(inside context.Context, _ string) error {
+		leave()
+		<-inside.Done()
+		return nil
+	})()
+	res, err := w.Grade(ctx, sb.ID, grader("sleep 1000", nil), "")
+	wantClass(t, err, dsec.Canceled)
+	if res.Cause != "" {
+		t.Errorf("the cause is %s: %v", res.Cause, res.Evidence)
+	}
+}
+
 // TestAGradersSandboxDoesNotOutliveAnAgent that ended in the middle.
 func TestAGradersSandboxDoesNotOutliveAnAgent(t *testing.T) {
 	w := newWorld(t, nil)

@@ -74,6 +74,8 @@ func (n *Node) gradeFresh(ctx context.Context, b *box, s dsec.GradeSpec, res *ds
 	err = run.apply(ctx, plan, im, paths)
 	res.Applied, res.Evidence = plan.applied, append(res.Evidence, plan.why...)
 	switch {
+	case err != nil && ctx.Err() != nil: // whatever it looks like: it was not the agent
+		return dsec.E(dsec.ClassOf(ctx.Err()), "apply declared paths to", string(g.id), context.Cause(ctx))
 	case errors.Is(err, errUnfit):
 		gradeEnds(res, dsec.CauseAgentError, "the declared paths cannot be taken: %v", err)
 		return nil
@@ -285,6 +287,9 @@ func (r *graderRun) put(ctx context.Context, p *gradePlan) error {
 		if err := r.fs.makeRoom(ctx, p, e); err != nil {
 			return err
 		}
+	}
+	if err := failpoint.Hit(ctx, "node.grade.put"); err != nil {
+		return err
 	}
 	pr, pw := io.Pipe()
 	go func() { pw.CloseWithError(p.tar(pw)) }()
