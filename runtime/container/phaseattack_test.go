@@ -1,8 +1,10 @@
 package container
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/opendsec/dsec"
@@ -64,5 +66,49 @@ int main(int argc, char **argv) {
 		if got := run(flags); got != want {
 			t.Errorf("flags %s: %q, want %q", flags, got, want)
 		}
+	}
+}
+
+// TestAFullDiskStopsAMoveAndNothingElse: what is to be hidden has no room beside
+// itself. Nothing runs and nothing is lost; a stop and the end are as ever, and the
+// disk holds no more than before.
+func TestAFullDiskStopsAMoveAndNothingElse(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t, phases(t, dsec.Phase{Name: "setup"}, dsec.Phase{Name: "code", Hide: []string{"/repo/tests"}}), func(r *runtime.Request) { r.Spec.Limits.Disk = 64 << 20 })
+	w.want(t, id, "head -c 40000000 /dev/urandom > /repo/tests/big && sync && echo ok", "ok\n")
+	for range 2 {
+		if _, err := w.r.SetPhase(t.Context(), id, "code"); !errors.Is(err, dsec.NoSpace.Err()) {
+			t.Fatalf("the move: %v", err)
+		}
+		if _, err := w.try(id, process.Spec{Argv: []string{"id"}}); !errors.Is(err, dsec.IllegalState.Err()) {
+			t.Errorf("a command between phases: %v", err)
+		}
+		if err := w.r.Resume(t.Context(), id); !errors.Is(err, dsec.IllegalState.Err()) {
+			t.Errorf("a resume between phases: %v", err)
+		}
+	}
+	for _, at := range w.onDisk(t, id, shelfName) {
+		if !strings.Contains(at, shelfTemp+"/") { // that goes with the next try
+			t.Errorf("the shelf says that it is hidden: %s", at)
+		}
+	}
+	must(t, w.r.Stop(t.Context(), id, 0))
+	must(t, w.r.Destroy(t.Context(), id))
+	w.wantNothing(t)
+}
+
+// TestNoCommandTakesTheNameOfAService, which no move would end: that one never ran.
+func TestNoCommandTakesTheNameOfAService(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t, phases(t, dsec.Phase{Name: "setup"}, dsec.Phase{Name: "code"}, dsec.Phase{Name: "test"}))
+	if _, err := w.r.Exec(t.Context(), id, process.Spec{ID: "service", Service: true, Argv: []string{"/nosuch"}}); err == nil {
+		t.Fatal("a program that is not there was started")
+	}
+	for _, to := range []string{"code", "test"} {
+		if _, err := w.r.Exec(t.Context(), id, process.Spec{ID: "service", Argv: []string{"sleep", "1000"}}); !errors.Is(err, dsec.Conflict.Err()) {
+			t.Errorf("a command with the id of a service, before %s: %v", to, err)
+		}
+		w.setPhase(t, id, to)
+		w.want(t, id, "ps -o args | grep -c '^sleep 1000' || true", "0\n")
 	}
 }
