@@ -177,37 +177,51 @@ func (t test) size() int {
 	return 3
 }
 
-type programKey struct {
-	p      Profile
-	a      Arch
-	notice bool
+// Filter is what is compiled: a profile, and what is added to it.
+type Filter struct {
+	Profile Profile
+	Arch    Arch
+	Notice  bool // refusals of interest ask the listener of the filter, see Noticing
+	// Listed is for commands of which only listed files may be started (PathRules):
+	// landlock knows files of a disk, and would let be what is in memory only.
+	Listed bool
 }
 
-var programs sync.Map // programKey → []byte
+var programs sync.Map // Filter → []byte
 
 // Program compiles a profile to the bytes of an array of struct sock_filter,
 // for seccomp(2) or PR_SET_SECCOMP; the number of instructions is len/8. The
 // caller must not change the result.
-func Program(p Profile, a Arch) ([]byte, error) { return program(programKey{p, a, false}) }
+func Program(p Profile, a Arch) ([]byte, error) { return Filter{Profile: p, Arch: a}.Program() }
 
-func program(key programKey) ([]byte, error) {
-	if b, ok := programs.Load(key); ok {
+// sealedMemory makes files of memory that are not executable and never will be
+// (MFD_NOEXEC_SEAL, Linux 6.3); without it is refused, by which programs take a file.
+var sealedMemory = rule{clauses: []clause{{label: "MFD_NOEXEC_SEAL", tests: []test{{arg: 1, mask: 8, value: 8}}, action: allowed}},
+	otherwise: refuse(eACCES, "a program in memory is none of those that may be started", "MFD_NOEXEC_SEAL works")}
+
+// Program is like the function of that name.
+func (f Filter) Program() ([]byte, error) {
+	if b, ok := programs.Load(f); ok {
 		return b.([]byte), nil
 	}
-	if _, err := ParseProfile(string(key.p)); err != nil {
+	if _, err := ParseProfile(string(f.Profile)); err != nil {
 		return nil, err
 	}
-	m, err := machineOf(key.a)
+	m, err := machineOf(f.Arch)
 	if err != nil {
 		return nil, err
 	}
-	rules := rulesOf(key.p)
-	if !key.notice {
+	rules := rulesOf(f.Profile)
+	if !f.Notice {
 		rules = unmarked(rules)
+	}
+	if f.Listed {
+		rules = maps.Clone(rules)
+		rules["memfd_create"] = sealedMemory
 	}
 	code := compile(m, rules)
 	if len(code) > 4096 {
-		return nil, dsec.Errorf(dsec.Internal, "compile seccomp profile", string(key.p), "%d instructions, the kernel takes 4096", len(code))
+		return nil, dsec.Errorf(dsec.Internal, "compile seccomp profile", string(f.Profile), "%d instructions, the kernel takes 4096", len(code))
 	}
 	var b []byte
 	for _, i := range code {
@@ -215,6 +229,6 @@ func program(key programKey) ([]byte, error) {
 		b = append(b, i.jt, i.jf)
 		b = binary.LittleEndian.AppendUint32(b, i.k)
 	}
-	programs.Store(key, b)
+	programs.Store(f, b)
 	return b, nil
 }

@@ -74,7 +74,9 @@ const (
 // Noticing is Program, but refusals of interest ask the listener of the filter
 // (seccomp_unotify(2)), which is to answer what Judge says. Without a listener
 // the kernel answers ENOSYS. Plain makes the one of the other.
-func Noticing(p Profile, a Arch) ([]byte, error) { return program(programKey{p, a, true}) }
+func Noticing(p Profile, a Arch) ([]byte, error) {
+	return Filter{Profile: p, Arch: a, Notice: true}.Program()
+}
 
 // Plain is a program of Noticing with the refusals as the kernel's own: the answers
 // are the same, and nobody is asked. The C program that installs filters does so too.

@@ -194,6 +194,16 @@ func (b *box) later(err error) error {
 	return err
 }
 
+// laterThan is later of what took since begun: what goes wrong because of what a
+// sandbox has made takes the machine a tenth of the time at most.
+func (b *box) laterThan(begun time.Time, err error) error {
+	now := b.n.cfg.Clock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.retryAt = now.Add(max(retryAfter, 9*now.Sub(begun)))
+	return err
+}
+
 // keep writes an answer that changed nothing.
 func (n *Node) keep(extra []op) error {
 	if len(extra) == 0 {

@@ -104,6 +104,18 @@ func TestNoRewardIsNotAReward(t *testing.T) {
 	}
 }
 
+// TestADiskThatIsFullIsTheAgentsDoing: an error would be no result, and say nothing of
+// who is to blame.
+func TestADiskThatIsFullIsTheAgentsDoing(t *testing.T) {
+	w := newWorld(t, nil)
+	sb := w.create(func(s *dsec.Spec) { s.Limits.Disk = 1 << 20 })
+	w.run(sb.ID, "mkdir /root/task; head -c 1048576 /dev/zero > /root/task/a")
+	res := w.grade(sb.ID, grader("true", func(s *dsec.GradeSpec) { s.Files = map[string][]byte{"/grader": []byte("text")} }), "")
+	if res.Cause != dsec.CauseAgentError || res.Reward != nil || res.Applied.Bytes != 1<<20 {
+		t.Errorf("%+v", res)
+	}
+}
+
 func TestWhatIsRemovedIsRemovedForTheGrader(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(nil)
@@ -173,6 +185,24 @@ func TestACallerThatLeavesWithoutAKeyEndsTheGrading(t *testing.T) {
 	wantClass(t, err, dsec.Canceled)
 	if l, err := w.List(t.Context(), Filter{}); err != nil || len(l) != 1 {
 		t.Errorf("%d sandboxes, want the graded one: %v", len(l), err)
+	}
+}
+
+// TestWhatBreaksOffIsNotBlamedOnTheAgent: a tar that ends in the middle is none of its.
+func TestWhatBreaksOffIsNotBlamedOnTheAgent(t *testing.T) {
+	w := newWorld(t, nil)
+	sb := w.create(nil)
+	w.run(sb.ID, "mkdir /root/task; echo answer > /root/task/a")
+	ctx, leave := context.WithCancel(t.Context())
+	defer failpoint.Arm("node.grade.put", func(inside context.Context, _ string) error {
+		leave()
+		<-inside.Done()
+		return nil
+	})()
+	res, err := w.Grade(ctx, sb.ID, grader("sleep 1000", nil), "")
+	wantClass(t, err, dsec.Canceled)
+	if res.Cause != "" {
+		t.Errorf("the cause is %s: %v", res.Cause, res.Evidence)
 	}
 }
 

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"path"
@@ -30,6 +31,10 @@ const gradeIdle = 10 * time.Minute
 // what was declared, read from its disk as it is at one moment.
 func (n *Node) gradeFresh(ctx context.Context, b *box, s dsec.GradeSpec, res *dsec.GradeResult) error {
 	disk, size, set, err := n.gradeDisk(ctx, b)
+	if errors.Is(err, errUnfit) {
+		gradeEnds(res, dsec.CauseAgentError, "its disk cannot be read: %v", err)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -69,13 +74,19 @@ func (n *Node) gradeFresh(ctx context.Context, b *box, s dsec.GradeSpec, res *ds
 	err = run.apply(ctx, plan, im, paths)
 	res.Applied, res.Evidence = plan.applied, append(res.Evidence, plan.why...)
 	switch {
+	case err != nil && ctx.Err() != nil: // whatever it looks like: it was not the agent
+		return dsec.E(dsec.ClassOf(ctx.Err()), "apply declared paths to", string(g.id), context.Cause(ctx))
 	case errors.Is(err, errUnfit):
 		gradeEnds(res, dsec.CauseAgentError, "the declared paths cannot be taken: %v", err)
 		return nil
 	case err != nil:
 		return err
 	}
-	return run.grade(ctx)
+	if err = run.grade(ctx); dsec.ClassOf(err) == dsec.NoSpace {
+		gradeEnds(res, dsec.CauseAgentError, "the declared paths leave no room: %v", err)
+		return nil
+	}
+	return err
 }
 
 // gradeDisk packs the disk of the sandbox into files without a name, and says
@@ -115,6 +126,9 @@ func (n *Node) gradeDisk(ctx context.Context, b *box) (disk image.Files, size in
 	packed, err := p.Pack(ctx, b.id, disk, dsec.Scrub{})
 	if err != nil {
 		closeAll(disk.Meta, disk.Data)
+		if dsec.ClassOf(err) == dsec.Invalid { // names, sizes or attributes that no layer has: who made them did
+			err = fmt.Errorf("%w: %w", errUnfit, err)
+		}
 		return disk, 0, set, err
 	}
 	return disk, packed.MetaSize, set, nil
@@ -247,11 +261,19 @@ func (r *graderRun) apply(ctx context.Context, p *gradePlan, im *erofs.Image, pa
 	}
 	for _, name := range names {
 		if err := r.fs.letThrough(ctx, name); err != nil {
-			return err
+			return noRoom(err)
 		}
 	}
 	r.declared = names
-	return r.give(ctx)
+	return noRoom(r.give(ctx))
+}
+
+// noRoom says that what was declared has left none for what comes with it.
+func noRoom(err error) error {
+	if dsec.ClassOf(err) == dsec.NoSpace {
+		return fmt.Errorf("%w: %w", errUnfit, err)
+	}
+	return err
 }
 
 // put removes what the agent removed, and unpacks what it made.
@@ -265,6 +287,9 @@ func (r *graderRun) put(ctx context.Context, p *gradePlan) error {
 		if err := r.fs.makeRoom(ctx, p, e); err != nil {
 			return err
 		}
+	}
+	if err := failpoint.Hit(ctx, "node.grade.put"); err != nil {
+		return err
 	}
 	pr, pw := io.Pipe()
 	go func() { pw.CloseWithError(p.tar(pw)) }()

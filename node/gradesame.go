@@ -30,6 +30,10 @@ func (n *Node) gradeSame(ctx context.Context, b *box, s dsec.GradeSpec, res *dse
 		return b.unsupported(op)
 	}
 	changes, err := p.Changes(ctx, b.id, dsec.MaxChanges)
+	if dsec.ClassOf(err) == dsec.Invalid { // the sandbox's doing, not the caller's
+		gradeEnds(res, dsec.CauseGraderError, "its disk cannot be read: %v", err)
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -82,8 +82,9 @@ func (b *box) phase() *dsec.PhaseState {
 func (n *Node) finishPhase(ctx context.Context, b *box, extra []op) error {
 	sctx, done := n.detached(ctx, phaseWithin)
 	defer done()
+	begun := n.cfg.Clock()
 	if err := failpoint.Hit(sctx, "node.phase.runtime"); err != nil {
-		return b.later(err)
+		return b.laterThan(begun, err)
 	}
 	was := b.phase()
 	p, ok := b.rt.(runtime.Phaser)
@@ -97,13 +98,13 @@ func (n *Node) finishPhase(ctx context.Context, b *box, extra []op) error {
 				n.cfg.Log.Error("sandbox between phases not written down as paused", "sandbox", b.id, "err", err)
 			}
 		}
-		return b.later(b.explain("set phase of sandbox", err))
+		return b.laterThan(begun, b.explain("set phase of sandbox", err))
 	}
 	if err := failpoint.Hit(sctx, "node.phase.done"); err != nil {
-		return b.later(err)
+		return b.laterThan(begun, err)
 	}
 	if err := b.arrive(moved, extra); err != nil {
-		return b.later(err)
+		return b.laterThan(begun, err)
 	}
 	return nil
 }

@@ -1,8 +1,10 @@
 package node
 
 import (
+	"context"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/failpoint"
@@ -120,6 +122,25 @@ func TestAMoveIsFinishedByTheNextAgent(t *testing.T) {
 			}
 			w.run(sb.ID, "echo on")
 		})
+	}
+}
+
+// TestAMoveThatTakesLongIsTriedSeldom: a sandbox whose files keep a move from its end
+// does not keep the machine copying.
+func TestAMoveThatTakesLongIsTriedSeldom(t *testing.T) {
+	w := newWorld(t, nil)
+	sb := w.create(func(s *dsec.Spec) { stages(s); s.Lifetimes.Idle = 24 * time.Hour })
+	defer failpoint.Arm("node.phase.runtime", func(context.Context, string) error {
+		w.clock.add(2 * time.Minute)
+		return dsec.E(dsec.NoSpace, "hide", "/tests", nil)
+	})()
+	_, err := w.SetPhase(t.Context(), sb.ID, "code", "")
+	wantClass(t, err, dsec.NoSpace)
+	b := w.find(sb.ID)
+	for after, want := range map[time.Duration]bool{17 * time.Minute: false, 19 * time.Minute: true} {
+		if got := b.due(w.clock.Now().Add(after)) != nil; got != want {
+			t.Errorf("after %v it is tried again: %v, want %v", after, got, want)
+		}
 	}
 }
 

@@ -97,6 +97,7 @@ func tricks() []trick {
 		{name: "strange names declared", paths: []string{"/repo"}, script: "cd /repo; mkdir \"$(printf 'a\\377\\nb')\"; echo x > ./-rf; echo x > '.wh.answer'; echo x > '.wh..wh..opq'; touch 'new\nline'"},
 		{name: "a place of the grader's files", paths: []string{"/repo", "/grader"}, script: "mkdir /tmp/g; echo 'import os; open(os.environ[\"DSEC_REWARD\"], \"w\").write(\"1\")' > /tmp/g/grade.py; ln -s /tmp/g /grader"},
 		{name: "path too deep declared", paths: []string{"/repo"}, script: "/usr/bin/python3 -c 'import os; os.chdir(\"/repo\"); [(os.mkdir(\"d\" * 200), os.chdir(\"d\" * 200)) for _ in range(40)]'", cause: dsec.CauseAgentError},
+		{name: "path longer than any layer has", script: "/usr/bin/python3 -c 'import os; os.chdir(\"/tmp\"); [(os.mkdir(\"d\" * 200), os.chdir(\"d\" * 200)) for _ in range(100)]'", cause: dsec.CauseAgentError},
 		{name: "huge sparse file declared", paths: []string{"/repo"}, script: "dd if=/dev/null of=/repo/big bs=1 seek=5000000000", cause: dsec.CauseAgentError},
 	}
 }

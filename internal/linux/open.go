@@ -2,6 +2,7 @@ package linux
 
 import (
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,8 +22,38 @@ func OpenIn(root *os.File, path string, flags int) (*os.File, error) {
 	return openat2(root, path, &how)
 }
 
-// OpenBeneath opens a path that may not leave dir nor cross a symbolic link.
+// longPath is of one call less than the kernel takes, which somebody inside can make
+// longer ones than.
+const longPath = 4000
+
+// Steps cuts a path into parts that the kernel takes, one below the other.
+func Steps(path string) (parts []string) {
+	for len(path) > longPath {
+		end := strings.LastIndexByte(path[:longPath], '/')
+		if end <= 0 { // no name is so long
+			break
+		}
+		parts, path = append(parts, path[:end]), path[end+1:]
+	}
+	return append(parts, path)
+}
+
+// OpenBeneath opens a path of any length that may not leave dir nor cross a symbolic
+// link.
 func OpenBeneath(dir *os.File, path string, flags int) (*os.File, error) {
+	parts := Steps(path)
+	for _, part := range parts[:len(parts)-1] {
+		next, err := openBeneath(dir, part, unix.O_PATH|unix.O_DIRECTORY)
+		if err != nil {
+			return nil, err
+		}
+		defer next.Close() // one for each longPath bytes
+		dir = next
+	}
+	return openBeneath(dir, parts[len(parts)-1], flags)
+}
+
+func openBeneath(dir *os.File, path string, flags int) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   uint64(flags) | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // maxDepth of directories below a place, one descriptor on each side each. Deeper
@@ -43,23 +46,20 @@ func wrap(op, path string, err error) error {
 }
 
 type copier struct {
-	seen map[file]Place // first copy of a file with several names
-	open []*os.File     // directories that seen names
+	to   *os.File
+	seen map[file]string // first copy of a file with several names, below to
+	size names
 }
 
 // Copy makes to, which must not be there, like from. Hard links between files below
 // from become such between the copies.
 func Copy(from, to Place) error {
-	c := &copier{seen: map[file]Place{}}
-	defer func() {
-		for _, d := range c.open {
-			d.Close()
-		}
-	}()
-	return c.copy(from, to, 0)
+	c := &copier{to: to.Dir, seen: map[file]string{}}
+	return c.copy(from, to, to.Name, 0)
 }
 
-func (c *copier) copy(from, to Place, depth int) error {
+// copy makes to, which is at this path below the place of all.
+func (c *copier) copy(from, to Place, at string, depth int) error {
 	st, err := from.Lstat()
 	if err != nil {
 		return err
@@ -67,12 +67,12 @@ func (c *copier) copy(from, to Place, depth int) error {
 	kind := st.Mode & unix.S_IFMT
 	if kind != unix.S_IFDIR && st.Nlink > 1 {
 		if first, ok := c.seen[fileOf(&st)]; ok {
-			return wrap("link", to.Name, unix.Linkat(first.fd(), first.Name, to.fd(), to.Name, 0))
+			return c.link(first, to)
 		}
 	}
 	switch kind {
 	case unix.S_IFDIR:
-		return c.copyDir(from, to, &st, depth)
+		return c.copyDir(from, to, at, &st, depth)
 	case unix.S_IFREG:
 		err = copyFile(from, to)
 	case unix.S_IFLNK:
@@ -84,25 +84,23 @@ func (c *copier) copy(from, to Place, depth int) error {
 		err = likeOld(from, to, &st)
 	}
 	if err == nil && st.Nlink > 1 {
-		dir, err := reopen(to.Dir)
-		if err != nil {
-			return err
-		}
-		c.open = append(c.open, dir)
-		c.seen[fileOf(&st)] = Place{dir, to.Name}
+		c.seen[fileOf(&st)] = at
+		err = c.size.add(at)
 	}
 	return err
 }
 
-func reopen(dir *os.File) (*os.File, error) {
-	fd, err := unix.FcntlInt(dir.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+// link gives a copy another name.
+func (c *copier) link(first string, to Place) error {
+	dir, err := openBelow(c.to, path.Dir(first))
 	if err != nil {
-		return nil, os.NewSyscallError("duplicate directory", err)
+		return err
 	}
-	return os.NewFile(uintptr(fd), dir.Name()), nil
+	defer dir.Close()
+	return wrap("link", to.Name, unix.Linkat(int(dir.Fd()), path.Base(first), to.fd(), to.Name, 0))
 }
 
-func (c *copier) copyDir(from, to Place, st *unix.Stat_t, depth int) error {
+func (c *copier) copyDir(from, to Place, at string, st *unix.Stat_t, depth int) error {
 	if depth == maxDepth {
 		return wrap("copy", from.Name, unix.ELOOP)
 	}
@@ -124,7 +122,7 @@ func (c *copier) copyDir(from, to Place, st *unix.Stat_t, depth int) error {
 		return err
 	}
 	for _, n := range names {
-		if err := c.copy(Place{src, n}, Place{dst, n}, depth+1); err != nil {
+		if err := c.copy(Place{src, n}, Place{dst, n}, at+"/"+n, depth+1); err != nil {
 			return below(from.Name, err)
 		}
 	}
@@ -146,6 +144,22 @@ func openAt(p Place, flags int) (*os.File, error) {
 		return nil, wrap("open", p.Name, err)
 	}
 	return os.NewFile(uintptr(fd), p.Name), nil
+}
+
+// openBelow opens a directory by a path of any length.
+func openBelow(dir *os.File, at string) (*os.File, error) {
+	var last *os.File
+	for _, part := range linux.Steps(at) {
+		next, err := openAt(Place{dir, part}, unix.O_RDONLY|unix.O_DIRECTORY)
+		if last != nil {
+			last.Close()
+		}
+		if err != nil {
+			return nil, err
+		}
+		dir, last = next, next
+	}
+	return last, nil
 }
 
 func openDir(p Place) (*os.File, error) {

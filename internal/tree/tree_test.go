@@ -156,3 +156,111 @@ func TestLinksAreNotFollowed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// fewFiles leaves this process so many descriptors more than it has.
+func fewFiles(t *testing.T, more int) {
+	t.Helper()
+	open, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	var was unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(len(open) + more), Max: was.Max}))
+	t.Cleanup(func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)) })
+}
+
+// TestManyLinksTakeNoDescriptors: how many there are is up to who made them.
+func TestManyLinksTakeNoDescriptors(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(dir, "p/in"), 0o755))
+	for i := range 300 {
+		f := filepath.Join(dir, "p", fmt.Sprint(i))
+		must(t, os.WriteFile(f, nil, 0o600))
+		must(t, os.Link(f, filepath.Join(dir, "p/in", fmt.Sprint(i))))
+	}
+	for i := range 300 {
+		must(t, os.Link(filepath.Join(dir, "p/in", "0"), filepath.Join(dir, "p/in", fmt.Sprint("also", i))))
+	}
+	must(t, os.Link(filepath.Join(dir, "p/0"), filepath.Join(dir, "elsewhere")))
+	d := open(t, dir)
+	fewFiles(t, 40)
+	must(t, Copy(Place{d, "p"}, Place{d, "q"}))
+	must(t, Part(Place{d, "p"}))
+	var st unix.Stat_t
+	for name, links := range map[string]uint64{"q/299": 2, "q/in/also299": 302, "p/in/also299": 302, "elsewhere": 1} {
+		if must(t, unix.Stat(filepath.Join(dir, name), &st)); uint64(st.Nlink) != links {
+			t.Errorf("%s has %d names, want %d", name, st.Nlink, links)
+		}
+	}
+}
+
+// deep makes directories, one in the other, and opens the last one.
+func deep(t *testing.T, at Place, levels, length int) *os.File {
+	t.Helper()
+	name := strings.Repeat("d", length)
+	must(t, unix.Mkdirat(at.fd(), at.Name, 0o700))
+	dir, err := openDir(at)
+	for range levels {
+		must(t, err)
+		must(t, unix.Mkdirat(int(dir.Fd()), name, 0o700))
+		next, nerr := openDir(Place{dir, name})
+		dir.Close()
+		dir, err = next, nerr
+	}
+	must(t, err)
+	t.Cleanup(func() { dir.Close() })
+	return dir
+}
+
+// TestLongPathsAreNoWayOut: names beyond what the kernel takes at once are found,
+// copied and parted like others.
+func TestLongPathsAreNoWayOut(t *testing.T) {
+	d := open(t, t.TempDir())
+	last := deep(t, Place{d, "p"}, 40, 250)
+	must(t, unix.Mknodat(int(last.Fd()), "a", unix.S_IFREG|0o600, 0))
+	must(t, unix.Linkat(int(last.Fd()), "a", int(last.Fd()), "b", 0))
+	must(t, unix.Linkat(int(last.Fd()), "a", int(d.Fd()), "c", 0))
+	must(t, Copy(Place{d, "p"}, Place{d, "q"}))
+	others, err := Names(d, Place{d, "c"})
+	must(t, err)
+	if len(others["c"]) != 2 {
+		t.Errorf("%d other names, want 2", len(others["c"]))
+	}
+	must(t, Part(Place{d, "p"}))
+	for at, links := range map[Place]uint64{{d, "c"}: 1, {last, "a"}: 2, {last, "b"}: 2} {
+		if st, err := at.Lstat(); err != nil || uint64(st.Nlink) != links {
+			t.Errorf("%s has %d names, want %d: %v", at.Name, st.Nlink, links, err)
+		}
+	}
+}
+
+// TestNamesTakeBoundedMemory: with a few links in a deep directory they would take
+// gigabytes.
+func TestNamesTakeBoundedMemory(t *testing.T) {
+	d := open(t, t.TempDir())
+	last := deep(t, Place{d, "p"}, maxDepth-8, 255)
+	must(t, unix.Mknodat(int(last.Fd()), "a", unix.S_IFREG|0o600, 0))
+	must(t, unix.Linkat(int(last.Fd()), "a", int(d.Fd()), "c", 0))
+	for i := range maxNames/(255*maxDepth) + 8 {
+		must(t, unix.Linkat(int(last.Fd()), "a", int(last.Fd()), fmt.Sprint(i), 0))
+	}
+	if _, err := Names(d, Place{d, "c"}); !errors.Is(err, unix.EMLINK) {
+		t.Errorf("names: %v", err)
+	}
+	if err := Part(Place{d, "p"}); !errors.Is(err, unix.EMLINK) {
+		t.Errorf("part: %v", err)
+	}
+	must(t, Remove(Place{d, "p"}))
+}
+
+// TestTheDeepestCopyCanBeRemoved, with the directory it was made in.
+func TestTheDeepestCopyCanBeRemoved(t *testing.T) {
+	d := open(t, t.TempDir())
+	deep(t, Place{d, "p"}, maxDepth-1, 1)
+	must(t, unix.Mkdirat(int(d.Fd()), "shelf", 0o700))
+	in, err := openDir(Place{d, "shelf"})
+	must(t, err)
+	defer in.Close()
+	must(t, Copy(Place{d, "p"}, Place{in, "p"}))
+	must(t, Remove(Place{d, "shelf"}))
+	must(t, Remove(Place{d, "p"}))
+}

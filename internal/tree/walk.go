@@ -8,6 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// spare is how much deeper Remove goes, for a copy that lies in a directory of its maker's.
+const spare = 8
+
 // Remove removes what is there, whatever it is; nothing is no error.
 func Remove(p Place) error { return remove(p, 0) }
 
@@ -22,7 +25,7 @@ func remove(p Place, depth int) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return wrap("unlink", p.Name, unix.Unlinkat(p.fd(), p.Name, 0))
 	}
-	if depth == maxDepth {
+	if depth == maxDepth+spare {
 		return wrap("remove", p.Name, unix.ELOOP)
 	}
 	dir, err := openDir(p)
@@ -93,6 +96,7 @@ func walk(p Place, at string, fn func(Place, string, *unix.Stat_t) error, depth 
 func Names(root *os.File, p Place) (map[string][]string, error) {
 	first, count := map[file]string{}, map[file]uint64{}
 	links := map[file]uint64{}
+	var size names
 	err := Walk(p, func(_ Place, at string, st *unix.Stat_t) error {
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR || st.Nlink < 2 {
 			return nil
@@ -100,6 +104,7 @@ func Names(root *os.File, p Place) (map[string][]string, error) {
 		f := fileOf(st)
 		if count[f]++; count[f] == 1 {
 			first[f], links[f] = at, uint64(st.Nlink)
+			return size.add(at)
 		}
 		return nil
 	})
@@ -123,10 +128,27 @@ func Names(root *os.File, p Place) (map[string][]string, error) {
 		}
 		if name, ok := first[fileOf(st)]; ok && st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			others[name] = append(others[name], at)
+			return size.add(at)
 		}
 		return nil
 	})
 	return others, err
+}
+
+// names counts what paths that are kept take of memory: who made them decides how
+// many there are, and how long.
+type names int
+
+const (
+	maxNames  = 32 << 20 // bytes
+	aroundOne = 64       // of each name
+)
+
+func (n *names) add(at string) error {
+	if *n += names(len(at) + aroundOne); *n > maxNames {
+		return wrap("keep the names of", at[:min(len(at), 64)], unix.EMLINK)
+	}
+	return nil
 }
 
 // errSkip has Walk not enter what it was called with.
@@ -140,9 +162,11 @@ func Part(p Place) error {
 		links uint64
 	}
 	all := map[file][]name{}
+	var size names
 	err := Walk(p, func(_ Place, at string, st *unix.Stat_t) error {
 		if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink > 1 {
 			all[fileOf(st)] = append(all[fileOf(st)], name{at, uint64(st.Nlink)})
+			return size.add(at)
 		}
 		return nil
 	})
@@ -153,19 +177,9 @@ func Part(p Place) error {
 		if uint64(len(names)) >= names[0].links {
 			continue
 		}
-		first := Place{}
 		for i, n := range names {
-			dir, err := openAt(Place{p.Dir, path.Dir(n.at)}, unix.O_RDONLY|unix.O_DIRECTORY)
-			if err != nil {
+			if err := replace(p.Dir, n.at, names[0].at, i == 0); err != nil {
 				return err
-			}
-			defer dir.Close()
-			at := Place{dir, path.Base(n.at)}
-			if err := replace(at, first, i == 0); err != nil {
-				return err
-			}
-			if i == 0 {
-				first = at
 			}
 		}
 	}
@@ -175,20 +189,26 @@ func Part(p Place) error {
 // partName cannot be a name that is in use for long: what has it is replaced.
 const partName = ".dsec-part"
 
-// replace puts a copy of at, or with first a link to that, in its place.
-func replace(at, first Place, alone bool) error {
-	to := Place{at.Dir, partName}
+// replace puts a copy of at, or else a link to first, in its place. Both are paths
+// below dir.
+func replace(dir *os.File, at, first string, alone bool) error {
+	here, err := openBelow(dir, path.Dir(at))
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	old, to := Place{here, path.Base(at)}, Place{here, partName}
 	if err := Remove(to); err != nil {
 		return err
 	}
-	var err error
 	if alone {
-		err = Copy(at, to)
+		err = Copy(old, to)
 	} else {
-		err = wrap("link", at.Name, unix.Linkat(first.fd(), first.Name, to.fd(), to.Name, 0))
+		c := &copier{to: dir}
+		err = c.link(first, to)
 	}
 	if err != nil {
 		return err
 	}
-	return wrap("rename", at.Name, unix.Renameat(to.fd(), to.Name, at.fd(), at.Name))
+	return wrap("rename", old.Name, unix.Renameat(to.fd(), to.Name, old.fd(), old.Name))
 }

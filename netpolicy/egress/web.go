@@ -68,7 +68,7 @@ func (s *Server) openWeb() {
 // serveWeb returns when the connection has ended.
 func (s *Server) serveWeb(c *conn) {
 	w := &webConn{TCPConn: c.client, c: c, closed: make(chan struct{})}
-	c.transport = &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 1, IdleConnTimeout: halfWithin, MaxResponseHeaderBytes: 1 << 20, ExpectContinueTimeout: time.Second,
+	c.transport = &http.Transport{DisableCompression: true, MaxIdleConns: 1, MaxIdleConnsPerHost: 1, IdleConnTimeout: halfWithin, MaxResponseHeaderBytes: 1 << 20, ExpectContinueTimeout: time.Second,
 		DialContext: func(ctx context.Context, _, name string) (net.Conn, error) {
 			host, _, err := net.SplitHostPort(name)
 			if err != nil {

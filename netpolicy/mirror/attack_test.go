@@ -3,6 +3,7 @@ package mirror
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -231,6 +232,37 @@ func TestOneSandboxTakesOnlyItsShare(t *testing.T) {
 
 // FuzzFilters: whatever an index says, what is shown is dated at or before the
 // cut-off, has a digest, and its page and document can be read.
+// TestWhoGoesAwayBeginsNothingWithoutEnd: what a sandbox has asked for goes on when
+// it is gone, in as many places as it has.
+func TestWhoGoesAwayBeginsNothingWithoutEnd(t *testing.T) {
+	w := newWorld(t)
+	arrived, open := make(chan struct{}, 200), make(chan struct{})
+	w.up.replace(func(http.ResponseWriter, *http.Request) {
+		arrived <- struct{}{}
+		<-open
+	})
+	defer close(open)
+	ask := func(service, path string) {
+		r := httptest.NewRequest("GET", "http://"+service+".mirror.dsec"+path, nil)
+		r.RemoteAddr = "127.0.0.1:1"
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer cancel()
+		w.m.ServeHTTP(httptest.NewRecorder(), r.WithContext(ctx))
+	}
+	for i := range 100 {
+		ask("pypi", fmt.Sprintf("/simple/p%d/", i))
+	}
+	for i := range 100 {
+		ask("debian", fmt.Sprintf("/debian/pool/main/p/p%d.deb", i))
+	}
+	for range indexesAtOnce + filesAtOnce {
+		<-arrived
+	}
+	if n := len(arrived); n > 0 {
+		t.Errorf("%d questions more for one sandbox that was gone than %d and %d", n, indexesAtOnce, filesAtOnce)
+	}
+}
+
 func FuzzFilters(f *testing.F) {
 	f.Add([]byte(`{"name":"demo","versions":["1"],"files":[{"filename":"demo-1.tar.gz","url":"https://h/x","hashes":{"sha256":"` + strings.Repeat("a", 64) + `"},"upload-time":"2024-01-01T00:00:00Z"}]}`))
 	f.Add([]byte(`{"name":"demo","dist-tags":{"latest":"1.0.0"},"time":{"1.0.0":"2024-01-01T00:00:00Z"},"versions":{"1.0.0":{"dist":{"tarball":"https://h/x","shasum":"` + strings.Repeat("a", 40) + `"}}}}`))

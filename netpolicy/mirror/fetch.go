@@ -161,12 +161,19 @@ func (w *wanted) key() string { return w.accept + " " + w.at.String() }
 // one.
 func (m *Mirror) document(ctx context.Context, w wanted) (document, error) {
 	key := w.key()
+	leave, err := m.place(ctx, func(s *sandbox) chan struct{} { return s.documents })
+	if err != nil {
+		return document{}, err
+	}
 	m.mu.Lock()
 	f := m.documents[key]
 	if f == nil {
 		f = &fetching{done: make(chan struct{})}
 		m.documents[key] = f
+		end := leave
+		leave = func() {}
 		m.work.Go(func() { // whoever goes away does not end it for others
+			defer end()
 			f.doc, f.err = m.fetch(w)
 			m.mu.Lock()
 			delete(m.documents, key)
@@ -175,6 +182,7 @@ func (m *Mirror) document(ctx context.Context, w wanted) (document, error) {
 		})
 	}
 	m.mu.Unlock()
+	leave()
 	select {
 	case <-f.done:
 		return f.doc, f.err

@@ -87,8 +87,11 @@ func (m *Mirror) serveFile(q *request, f file) error {
 			http.ServeContent(q.w, q.r, "", time.Time{}, e)
 			return nil
 		}
-		d, r := m.join(f)
-		err := d.serve(q, r, q.r.Method == http.MethodHead || q.r.Header.Get("Range") != "")
+		d, r, err := m.join(q.r.Context(), f)
+		if err != nil {
+			return err
+		}
+		err = d.serve(q, r, q.r.Method == http.MethodHead || q.r.Header.Get("Range") != "")
 		if err == errWhole {
 			continue // it is in the cache by now
 		}
@@ -101,15 +104,23 @@ func (m *Mirror) serveFile(q *request, f file) error {
 }
 
 // join finds the download of a file, or begins it.
-func (m *Mirror) join(f file) (*download, *reader) {
+func (m *Mirror) join(ctx context.Context, f file) (*download, *reader, error) {
 	key := f.key()
+	leave, err := m.place(ctx, func(s *sandbox) chan struct{} { return s.files })
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { leave() }() // with the lock released
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	d := m.files[key]
 	if d == nil {
 		d = &download{file: f, started: make(chan struct{}), more: make(chan struct{}), readers: 1}
 		m.files[key] = d
+		end := leave
+		leave = func() {}
 		m.work.Go(func() {
+			defer end()
 			err := m.fill(d)
 			m.mu.Lock()
 			delete(m.files, key)
@@ -120,7 +131,7 @@ func (m *Mirror) join(f file) (*download, *reader) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.readers++
-	return d, &reader{d: d}
+	return d, &reader{d: d}, nil
 }
 
 // fill downloads. Its draft is committed, or taken away.

@@ -197,10 +197,42 @@ type request struct {
 	own    *sandbox
 }
 
-// sandbox is one that asks.
+// sandbox is one that asks, or what it began goes on.
 type sandbox struct {
-	requests int
-	indexes  chan struct{} // places for requests that hold an index
+	addr      netip.Addr
+	requests  int
+	goes      int           // what goes on upstream, whether it still waits or not
+	indexes   chan struct{} // places for requests that hold an index
+	documents chan struct{} // places for indexes that come from upstream
+	files     chan struct{} // places for files that do
+}
+
+// filesAtOnce come from upstream because one sandbox has asked; others wait. Of
+// indexes as many do as it may hold.
+const filesAtOnce = 16
+
+type ownKey struct{}
+
+// place waits for one in which something is fetched because of the sandbox that
+// asks, until leave is called: who goes away does not end it, and must not begin
+// without end.
+func (m *Mirror) place(ctx context.Context, of func(*sandbox) chan struct{}) (leave func(), err error) {
+	own := ctx.Value(ownKey{}).(*sandbox)
+	select {
+	case of(own) <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	m.mu.Lock()
+	own.goes++
+	m.mu.Unlock()
+	return func() {
+		<-of(own)
+		m.mu.Lock()
+		own.goes--
+		m.restLocked(own)
+		m.mu.Unlock()
+	}, nil
 }
 
 // indexesAtOnce of a sandbox are in memory; others wait.
@@ -257,7 +289,7 @@ func (m *Mirror) serve(w http.ResponseWriter, r *http.Request) error {
 		return dsec.Errorf(dsec.ResourceExhausted, op, addr.String(), "more than %d requests at once", m.c.PerSandbox)
 	}
 	defer m.end(addr)
-	q := &request{w, r, host, path, access, own}
+	q := &request{w, r.WithContext(context.WithValue(r.Context(), ownKey{}, own)), host, path, access, own}
 	switch service {
 	case "pypi":
 		return m.pypi(q)
@@ -277,7 +309,7 @@ func (m *Mirror) begin(a netip.Addr) *sandbox {
 	defer m.mu.Unlock()
 	s := m.own[a]
 	if s == nil {
-		s = &sandbox{indexes: make(chan struct{}, indexesAtOnce)}
+		s = &sandbox{addr: a, indexes: make(chan struct{}, indexesAtOnce), documents: make(chan struct{}, indexesAtOnce), files: make(chan struct{}, filesAtOnce)}
 		m.own[a] = s
 	}
 	if s.requests >= m.c.PerSandbox {
@@ -290,8 +322,15 @@ func (m *Mirror) begin(a netip.Addr) *sandbox {
 func (m *Mirror) end(a netip.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.own[a].requests--; m.own[a].requests == 0 {
-		delete(m.own, a)
+	s := m.own[a]
+	s.requests--
+	m.restLocked(s)
+}
+
+// restLocked forgets a sandbox for which nothing goes on.
+func (m *Mirror) restLocked(s *sandbox) {
+	if s.requests == 0 && s.goes == 0 {
+		delete(m.own, s.addr)
 	}
 }
 

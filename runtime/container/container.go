@@ -119,7 +119,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 		programs: map[confine.Profile][]byte{}, rlimits: map[confine.Profile][]hold.Rlimit{}, mac: openMAC(), masks: confine.MaskedPaths(), readOnly: confine.ReadOnlyPaths(), exits: make(chan runtime.Exit),
 		sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
 	for _, p := range offered() {
-		program, err := c.program(p)
+		program, err := c.program(p, false)
 		if err != nil {
 			return nil, dsec.E(dsec.Unsupported, "compile seccomp profile", string(p), err)
 		}

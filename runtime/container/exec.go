@@ -106,6 +106,11 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 		Landlock: rights.landlock(),
 		Seccomp:  r.programs[profile], Notice: r.cfg.Refused != nil, AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
 	e.Rlimits = r.rlimits[profile]
+	if len(rights.Executables) > 0 {
+		if e.Seccomp, err = r.cfg.program(profile, true); err != nil {
+			return nil, err
+		}
+	}
 	r.capOutput(ctx, sb, &e.Spec)
 	return r.hold.Exec(ctx, e)
 }

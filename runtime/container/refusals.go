@@ -17,11 +17,8 @@ const gathering = 200 * time.Millisecond
 
 // program is the filter of a profile: if somebody wants to know of refusals, it asks
 // the hold about those of interest.
-func (c *Config) program(p confine.Profile) ([]byte, error) {
-	if c.Refused != nil {
-		return confine.Noticing(p, confine.Arch(goruntime.GOARCH))
-	}
-	return confine.Program(p, confine.Arch(goruntime.GOARCH))
+func (c *Config) program(p confine.Profile, listed bool) ([]byte, error) {
+	return confine.Filter{Profile: p, Arch: confine.Arch(goruntime.GOARCH), Notice: c.Refused != nil, Listed: listed}.Program()
 }
 
 // gatherRefusals takes what the hold has said there is, a little later.

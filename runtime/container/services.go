@@ -75,6 +75,9 @@ func (r *record) rightsOf(sb *sandbox, s process.Spec) (rights, error) {
 		uid := strconv.FormatUint(uint64(serviceUID(s.ID)), 10)
 		return rights{Phase: dsec.Phase{Name: g.Name, User: uid + ":" + uid, NoNewPrivs: true}, dropped: ^confine.Caps(0), service: true}, nil
 	}
+	if r.isService(s.ID) { // it would be taken for it, and outlive its phase
+		return g, dsec.Errorf(dsec.Conflict, "exec in sandbox", string(sb.id), "%s is the id of a service", dsec.Quote(s.ID))
+	}
 	if r.phase() > 0 && len(r.Services) > 0 {
 		g.dropped |= againstServices
 		g.NoNewPrivs = true

@@ -259,6 +259,9 @@ func (s *shelf) begin(key string) (*os.File, error) {
 
 func (s *shelf) end(key string, temp *os.File, n *shelved) error {
 	b, err := json.Marshal(n)
+	if err == nil && len(b) > maxNote { // which nobody would read again
+		err = dsec.Errorf(dsec.ResourceExhausted, "note hidden path", dsec.Quote(n.Path), "its files have so many other names that the note has %d bytes, at most %d", len(b), maxNote)
+	}
 	if err != nil {
 		return err
 	}
