@@ -178,19 +178,22 @@ func nothingIsReached(t *testing.T, h *host) {
 	}
 }
 
-// refusals wants in the record what the policy has refused, and a name.
+// refusals wants in the evidence, which outlives the sandbox, what the policy has
+// refused, and a name.
 func (h *host) refusals(t *testing.T, id dsec.SandboxID) {
 	t.Helper()
-	eventually(t, "what was refused is in the record", func() bool {
+	eventually(t, "what was refused is in the evidence", func() bool {
 		packets, names := 0, 0
-		for _, e := range h.events(t, id) {
-			switch {
-			case e.Type != dsec.EventRefused || e.Fields["refused"] == "":
-			case strings.HasPrefix(e.Detail, "dns "):
+		err := h.Audit(t.Context(), id, dsec.AuditFilter{Kinds: []dsec.AuditKind{dsec.AuditNetwork}}, func(r dsec.AuditRecord) error {
+			if strings.HasPrefix(r.Detail, "dns ") {
 				names++
-			default:
+			} else {
 				packets++
 			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
 		return packets > 0 && names > 0
 	})
