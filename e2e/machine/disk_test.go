@@ -90,7 +90,8 @@ func TestADiskThatFailsIsBlamed(t *testing.T) {
 	fill(t, filler)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	_, _ = h.Run(ctx, writer, process.Spec{Argv: []string{"/bin/sh", "-c", "dd if=/dev/urandom of=/big bs=1M count=150; /bin/busybox sync"}}, io.Discard, io.Discard)
+	r, err := h.Run(ctx, writer, process.Spec{Argv: []string{"/bin/sh", "-c", "dd if=/dev/urandom of=/big bs=1M count=150 conv=fsync; /bin/busybox sync"}}, io.Discard, io.Discard)
+	t.Logf("who fills it: %+v, %v", r, err) // either, it is broken
 	eventually(t, "the sandboxes are blamed", func() bool {
 		for _, id := range []dsec.SandboxID{writer, other} {
 			if sb, err := h.Get(ctx, id); err != nil || sb.Blame == nil || sb.Blame.Cause != dsec.CauseInfraDisk {
