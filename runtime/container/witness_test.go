@@ -29,6 +29,11 @@ type observed struct {
 func newObserved(t *testing.T, options ...func(*world)) *observed {
 	t.Helper()
 	o := &observed{world: newWorld(t, options...)}
+	t.Cleanup(func() { // before the world, which it looks at
+		if o.proc != nil {
+			o.away(t)
+		}
+	})
 	o.see(t)
 	return o
 }
@@ -80,6 +85,7 @@ func (o *observed) away(t *testing.T) {
 	must(t, o.proc.Close())
 	must(t, o.watch.Close())
 	must(t, o.store.Close())
+	o.proc, o.watch = nil, nil
 }
 
 func (o *observed) records(t *testing.T, id dsec.SandboxID) []dsec.AuditRecord {
