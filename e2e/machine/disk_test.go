@@ -13,6 +13,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/e2e/up"
 	"github.com/opendsec/dsec/files"
 	"github.com/opendsec/dsec/process"
 )
@@ -50,7 +51,7 @@ func TestFullHostDisk(t *testing.T) {
 	filler := filepath.Join(dir, "filler")
 	fill(t, filler)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	sb, err := h.Create(ctx, dsec.Spec{Tier: dsec.TierContainer, Image: "box"})
 	if c := dsec.ClassOf(err); c != dsec.NoSpace && c != dsec.ResourceExhausted {
@@ -83,6 +84,7 @@ func TestFullHostDisk(t *testing.T) {
 // pool has promised, the kernel makes the pool's file system read-only. Nobody's
 // rollout ends well then; doctor says what to do, and that helps.
 func TestADiskThatFailsIsBlamed(t *testing.T) {
+	t.Parallel()
 	dir := small(t)
 	h := startIn(t, filepath.Join(dir, "state"))
 	writer, other := h.create(func(s *dsec.Spec) { s.Limits.Disk = 256 << 20 }), h.create(nil)
@@ -92,7 +94,8 @@ func TestADiskThatFailsIsBlamed(t *testing.T) {
 	defer cancel()
 	r, err := h.Run(ctx, writer, process.Spec{Argv: []string{"/bin/sh", "-c", "dd if=/dev/urandom of=/big bs=1M count=150 conv=fsync; /bin/busybox sync"}}, io.Discard, io.Discard)
 	t.Logf("who fills it: %+v, %v", r, err) // either, it is broken
-	eventually(t, "the sandboxes are blamed", func() bool {
+	// What the disk has no room for may show when btrfs commits, every 30 s.
+	eventuallyWithin(t, 3*up.Within, "the sandboxes are blamed", func() bool {
 		for _, id := range []dsec.SandboxID{writer, other} {
 			if sb, err := h.Get(ctx, id); err != nil || sb.Blame == nil || sb.Blame.Cause != dsec.CauseInfraDisk {
 				return false

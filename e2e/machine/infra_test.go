@@ -20,6 +20,7 @@ import (
 // TestWhoMayHaveSeenAnErrorOfALayerEndsInfraImage: by both mechanisms, over a
 // restart of the agent and of the loader, and nobody else does.
 func TestWhoMayHaveSeenAnErrorOfALayerEndsInfraImage(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"fuse", "pre-content"} {
 		t.Run(how, func(t *testing.T) {
 			needs(t, how)
@@ -111,6 +112,7 @@ func storeBreaks(t *testing.T, how string) {
 // TestAnOutageIsWaitedThrough: what reads while object storage is away for some
 // seconds waits and reads, and nobody is blamed.
 func TestAnOutageIsWaitedThrough(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"fuse", "pre-content"} {
 		t.Run(how, func(t *testing.T) {
 			needs(t, how)

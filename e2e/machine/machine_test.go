@@ -160,9 +160,14 @@ func busybox(t *testing.T) []byte {
 // eventually polls, because what it looks at is another process's.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(up.Within); !ok(); {
+	eventuallyWithin(t, up.Within, what, ok)
+}
+
+func eventuallyWithin(t *testing.T, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(within); !ok(); {
 		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", up.Within, what)
+			t.Fatalf("not within %v: %s", within, what)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
