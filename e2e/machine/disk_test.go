@@ -84,7 +84,6 @@ func TestFullHostDisk(t *testing.T) {
 // pool has promised, the kernel makes the pool's file system read-only. Nobody's
 // rollout ends well then; doctor says what to do, and that helps.
 func TestADiskThatFailsIsBlamed(t *testing.T) {
-	t.Parallel()
 	dir := small(t)
 	h := startIn(t, filepath.Join(dir, "state"))
 	writer, other := h.create(func(s *dsec.Spec) { s.Limits.Disk = 256 << 20 }), h.create(nil)
