@@ -1,10 +1,14 @@
 package veth
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
 )
 
 const (
@@ -26,7 +30,11 @@ func shape(s *space, l netlink.Link, rate int64) error {
 		Buffer:     netlink.Xmittime(uint64(rate), uint32(burst)),
 		Limit:      uint32(burst + rate*int64(queueTime)/int64(time.Second)),
 	}
-	if err := s.QdiscAdd(q); err != nil {
+	err := s.QdiscAdd(q)
+	if errors.Is(err, unix.ENOENT) {
+		return dsec.Errorf(dsec.Unsupported, "limit bandwidth", l.Attrs().Name, "the kernel has no token buckets (sch_tbf)")
+	}
+	if err != nil {
 		return fmt.Errorf("limit %s to %d bytes a second: %w", l.Attrs().Name, rate, err)
 	}
 	return nil
