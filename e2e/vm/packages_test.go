@@ -57,7 +57,7 @@ func TestDiskpool(t *testing.T) {
 func TestNetworks(t *testing.T) {
 	inGuest(t, "github.com/opendsec/dsec/netpolicy/veth", "", Job{Tools: []string{"nft"},
 		Modules: []string{"veth", "nf_tables", "nft_chain_nat", "nft_ct", "nft_masq", "nft_nat", "nft_reject_inet", "nft_fib_inet",
-			"nft_connlimit", "nft_objref", "ipv6", "sch_ingress", "cls_bpf", "sch_tbf", "inet_diag", "tcp_diag"}})
+			"nft_connlimit", "nft_objref", "nft_redir", "ipv6", "sch_ingress", "cls_bpf", "sch_tbf", "inet_diag", "tcp_diag"}})
 }
 
 // The whole tier: the kernel's oldest mount plan, cgroup v2, disks limited by
