@@ -16,6 +16,16 @@ type Subject struct {
 	Watch []string // patterns beyond those that are always watched
 }
 
+// Keeper stores descriptors by name beyond the life of this process.
+type Keeper interface {
+	// Get returns a new descriptor, or NotFound.
+	Get(ctx context.Context, name string) (*os.File, error)
+	// Put stores a duplicate of f.
+	Put(ctx context.Context, name string, f *os.File) error
+	// Drop forgets it; unknown names are no error.
+	Drop(ctx context.Context, name string) error
+}
+
 // Witness sees what sandboxes do.
 type Witness interface {
 	// Add begins, or with adopted goes on, to look at a sandbox. What it did before that is not seen.

@@ -45,7 +45,7 @@ func (o *told) of(id dsec.SandboxID) []dsec.AuditRecord {
 	return slices.Clone(o.all[id])
 }
 
-func openWitness(t testing.TB, k Keeper, o *told) *Witness {
+func openWitness(t testing.TB, k audit.Keeper, o *told) *Witness {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("programs of the kernel are loaded by root, and this test runs without it")

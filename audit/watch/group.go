@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/audit"
 )
 
 // group is a fanotify group.
@@ -24,7 +25,7 @@ type group struct {
 	reading bool
 }
 
-func openGroup(ctx context.Context, k Keeper, name string, flags uint) (*group, error) {
+func openGroup(ctx context.Context, k audit.Keeper, name string, flags uint) (*group, error) {
 	f, err := k.Get(ctx, name)
 	if errors.Is(err, dsec.NotFound.Err()) {
 		if f, err = newGroup(name, flags); err == nil {

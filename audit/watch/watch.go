@@ -44,19 +44,9 @@ import (
 	"github.com/opendsec/dsec/internal/procinfo"
 )
 
-// Keeper stores descriptors by name beyond the life of this process.
-type Keeper interface {
-	// Get returns a new descriptor, or NotFound.
-	Get(ctx context.Context, name string) (*os.File, error)
-	// Put stores a duplicate of f.
-	Put(ctx context.Context, name string, f *os.File) error
-	// Drop forgets it; unknown names are no error.
-	Drop(ctx context.Context, name string) error
-}
-
 // Config of a Witness.
 type Config struct {
-	Keeper Keeper
+	Keeper audit.Keeper
 	Name   string   // of what is kept; of this dsec on the machine
 	Pool   *os.File // root of the file system that has a directory for each sandbox; nil: there is none
 	Take   func(dsec.SandboxID, ...dsec.AuditRecord)

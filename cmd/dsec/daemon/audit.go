@@ -51,7 +51,7 @@ func (e *evidence) open(ctx context.Context, s *settings, m *machine, log *slog.
 
 // witnessed is where witnesses look, and who keeps what they have in the kernel.
 type witnessed struct {
-	keeper  proc.Keeper
+	keeper  audit.Keeper
 	name    string
 	uidBase uint32
 	disks   diskpool.Pool
