@@ -170,6 +170,7 @@ func (n *Node) finishStop(ctx context.Context, b *box, extra []op) error {
 		return b.later(err)
 	}
 	n.ended(b)
+	n.spawn(b.judge)
 	return nil
 }
 
@@ -181,7 +182,6 @@ func (n *Node) ended(b *box) {
 	}
 	b.mu.Unlock()
 	n.settle(b)
-	n.spawn(b.judge)
 }
 
 const retryAfter = 10 * time.Second

@@ -71,5 +71,6 @@ func (n *Node) fail(b *box, res *dsec.Result) error {
 	b.mu.Unlock()
 	b.tellDamage(res)
 	n.ended(b)
+	n.spawn(b.judge)
 	return b.rt.Stop(n.ctx, b.id, 0)
 }
