@@ -16,14 +16,17 @@ const (
 
 // folder makes one record of many that say the same but for their time and process.
 type folder struct {
+	id   dsec.SandboxID
+	held *held
 	seen map[string]*fold
+	done []*slot // of records that are to be written now
 }
 
 type fold struct {
 	since  time.Time // of the first that counts
 	n      int
 	latest dsec.AuditRecord
-	held   int64
+	slot   *slot // nil: nothing is held back
 }
 
 // foldKey is "" for what is never folded.
@@ -60,10 +63,35 @@ func (f *folder) add(now time.Time, records []dsec.AuditRecord) (out []dsec.Audi
 			out = append(out, r)
 			continue
 		}
-		x.latest = r
-		x.held += max(1, r.Count)
+		if r.Time.IsZero() {
+			r.Time = now
+		}
+		if !f.hold(x, &r) {
+			out = append(out, r)
+		}
 	}
 	return out
+}
+
+// hold adds a record to what is held back, if the next process would find it there.
+func (f *folder) hold(x *fold, r *dsec.AuditRecord) bool {
+	if x.slot != nil && !x.slot.add(max(1, r.Count)) {
+		return false
+	}
+	if x.slot == nil {
+		if x.slot = f.held.take(f.id, r); x.slot == nil {
+			return false
+		}
+	}
+	x.latest = *r
+	return true
+}
+
+// written empties the slots of what was handed out.
+func (f *folder) written() error {
+	done := f.done
+	f.done = nil
+	return f.held.release(done)
 }
 
 // due returns what was held back for long enough, or all of it.
@@ -72,18 +100,20 @@ func (f *folder) due(now time.Time, all bool) (out []dsec.AuditRecord) {
 		if !all && now.Sub(x.since) < foldWithin {
 			continue
 		}
-		if x.held > 0 {
+		some := x.slot != nil
+		if some {
 			r := x.latest
-			if x.held > 1 {
-				r.Count = x.held
+			if x.slot.count > 1 {
+				r.Count = x.slot.count
 			}
 			out = append(out, r)
+			f.done = append(f.done, x.slot)
 		}
-		if all || x.held == 0 {
+		if all || !some {
 			delete(f.seen, key)
 			continue
 		}
-		x.since, x.held = now, 0 // it goes on: still one a second
+		x.since, x.slot = now, nil // it goes on: still one a second
 	}
 	return out
 }

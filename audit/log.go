@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"time"
@@ -29,8 +30,8 @@ const (
 	laneOther
 )
 
-func newLog(dir string, s Sizes) *log {
-	return &log{dir: dir, changed: make(chan struct{}), lanes: [2]*lane{
+func newLog(dir string, s Sizes, f folder) *log {
+	return &log{dir: dir, folds: f, changed: make(chan struct{}), lanes: [2]*lane{
 		{dir: dir, name: "process-", size: s}, {dir: dir, name: "other-", size: s}}}
 }
 
@@ -62,6 +63,13 @@ func (l *log) append(now time.Time, records []dsec.AuditRecord) ([]dsec.AuditRec
 	return l.writeLocked(l.folds.add(now, records), now)
 }
 
+// appendAsIs writes a record that was folded before.
+func (l *log) appendAsIs(now time.Time, r dsec.AuditRecord) ([]dsec.AuditRecord, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.writeLocked([]dsec.AuditRecord{r}, now)
+}
+
 // flush writes what was folded long enough ago, or all.
 func (l *log) flush(now time.Time, all bool) ([]dsec.AuditRecord, error) {
 	l.mu.Lock()
@@ -72,10 +80,12 @@ func (l *log) flush(now time.Time, all bool) ([]dsec.AuditRecord, error) {
 	return l.writeLocked(l.folds.due(now, all), now)
 }
 
-func (l *log) writeLocked(records []dsec.AuditRecord, now time.Time) ([]dsec.AuditRecord, error) {
+// writeLocked: what could not be written is counted, so it is not held back any more either.
+func (l *log) writeLocked(records []dsec.AuditRecord, now time.Time) (written []dsec.AuditRecord, err error) {
 	if len(records) == 0 {
 		return nil, nil
 	}
+	defer func() { err = errors.Join(err, l.folds.written()) }()
 	if !l.made {
 		if err := os.MkdirAll(l.dir, 0o700); err != nil {
 			l.missed += int64(len(records))

@@ -27,6 +27,8 @@ type Store struct {
 	stop context.CancelFunc
 	done sync.WaitGroup
 
+	held *held
+
 	mu   sync.Mutex
 	logs map[dsec.SandboxID]*log
 }
@@ -48,10 +50,30 @@ func Open(c Config) (*Store, error) {
 	if c.Count == nil {
 		c.Count = func(dsec.AuditRecord) {}
 	}
+	h, err := openHeld(filepath.Join(c.Dir, heldName))
+	if err != nil {
+		return nil, dsec.E(dsec.Internal, "open audit logs", c.Dir, err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Store{cfg: c, stop: cancel, logs: map[dsec.SandboxID]*log{}}
+	s := &Store{cfg: c, stop: cancel, held: h, logs: map[dsec.SandboxID]*log{}}
+	if err := h.left(s.found); err != nil {
+		cancel()
+		return nil, dsec.E(dsec.Internal, "open audit logs", c.Dir, errors.Join(err, h.close()))
+	}
 	s.done.Go(func() { s.flush(ctx) })
 	return s, nil
+}
+
+// heldName is of the file of what is held back; no sandbox has a name like that.
+const heldName = "held"
+
+// found takes over what an earlier process held back, unless the sandbox is no more.
+func (s *Store) found(id dsec.SandboxID, r dsec.AuditRecord) {
+	if l, err := s.log(id); err == nil {
+		if _, err := os.Stat(l.dir); err == nil {
+			s.told(id)(l.appendAsIs(s.cfg.Clock(), r))
+		}
+	}
 }
 
 // Close writes what is held back.
@@ -61,7 +83,7 @@ func (s *Store) Close() error {
 	for id, l := range s.all() {
 		s.told(id)(l.flush(s.cfg.Clock(), true))
 	}
-	return nil
+	return s.held.close()
 }
 
 // log returns that of a sandbox. An id that is none would be a path elsewhere.
@@ -73,7 +95,7 @@ func (s *Store) log(id dsec.SandboxID) (*log, error) {
 	defer s.mu.Unlock()
 	l := s.logs[id]
 	if l == nil {
-		l = newLog(filepath.Join(s.cfg.Dir, string(id)), s.cfg.Sizes)
+		l = newLog(filepath.Join(s.cfg.Dir, string(id)), s.cfg.Sizes, folder{id: id, held: s.held})
 		s.logs[id] = l
 	}
 	return l, nil
@@ -165,6 +187,10 @@ func (s *Store) Remove(id dsec.SandboxID) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gone = true
+	l.folds.due(time.Time{}, true)
+	if err := l.folds.written(); err != nil {
+		s.cfg.Log.Error("held back audit records not forgotten", "sandbox", id, "err", err)
+	}
 	close(l.changed)
 	l.changed = make(chan struct{})
 	s.mu.Lock()
