@@ -24,7 +24,61 @@ var defaults = []string{
 
 // Watchlist says which paths are watched.
 type Watchlist struct {
-	patterns [][]string
+	patterns []pattern
+}
+
+// pattern is cut into elements that are read once: a list is asked for each file that is
+// written or made in any sandbox.
+type pattern []element
+
+// element is one of a pattern. Most are a name, or one with a star at either end.
+type element struct {
+	kind kind
+	text string
+}
+
+type kind int
+
+const (
+	exact kind = iota
+	anyName
+	prefix  // text*
+	suffix  // *text
+	general // as path.Match has it
+	deep    // any number of elements
+)
+
+const special = "*?[\\"
+
+func newElement(s string) element {
+	switch {
+	case s == "**":
+		return element{kind: deep}
+	case s == "*":
+		return element{kind: anyName}
+	case !strings.ContainsAny(s, special):
+		return element{exact, s}
+	case s[0] == '*' && !strings.ContainsAny(s[1:], special):
+		return element{suffix, s[1:]}
+	case s[len(s)-1] == '*' && !strings.ContainsAny(s[:len(s)-1], special):
+		return element{prefix, s[:len(s)-1]}
+	}
+	return element{general, s}
+}
+
+func (e element) match(name string) bool {
+	switch e.kind {
+	case exact:
+		return e.text == name
+	case anyName:
+		return true
+	case prefix:
+		return strings.HasPrefix(name, e.text)
+	case suffix:
+		return strings.HasSuffix(name, e.text)
+	}
+	ok, _ := path.Match(e.text, name) // checked when the list was made
+	return ok
 }
 
 // NewWatchlist is of the patterns given and of those that are always watched.
@@ -35,7 +89,11 @@ func NewWatchlist(more []string) (*Watchlist, error) {
 	w := &Watchlist{}
 	for _, list := range [][]string{defaults, more} {
 		for _, p := range list {
-			w.patterns = append(w.patterns, split(p))
+			var compiled pattern
+			for _, e := range split(p) {
+				compiled = append(compiled, newElement(e))
+			}
+			w.patterns = append(w.patterns, compiled)
 		}
 	}
 	return w, nil
@@ -47,8 +105,10 @@ func split(p string) []string { return strings.Split(strings.Trim(path.Clean(p),
 // Match reports whether an absolute path, as the kernel has it, is watched.
 func (w *Watchlist) Match(p string) bool {
 	elements := split(p)
+	name := elements[len(elements)-1]
 	for _, pattern := range w.patterns {
-		if match(pattern, elements) {
+		last := pattern[len(pattern)-1] // most do not get further
+		if (last.kind == deep || last.match(name)) && match(pattern, elements) {
 			return true
 		}
 	}
@@ -60,7 +120,7 @@ func (w *Watchlist) Match(p string) bool {
 func (w *Watchlist) MatchName(name string) bool {
 	for _, pattern := range w.patterns {
 		last := pattern[len(pattern)-1]
-		if ok, _ := path.Match(last, name); ok && last != "*" && last != "**" {
+		if last.kind != anyName && last.kind != deep && last.match(name) {
 			return true
 		}
 	}
@@ -72,7 +132,7 @@ func (w *Watchlist) MatchName(name string) bool {
 func (w *Watchlist) MatchBelow(dir string) bool {
 	elements := split(dir)
 	for _, pattern := range w.patterns {
-		if pattern[0] != "**" && len(pattern) == len(elements)+1 && match(pattern[:len(elements)], elements) {
+		if pattern[0].kind != deep && len(pattern) == len(elements)+1 && match(pattern[:len(elements)], elements) {
 			return true
 		}
 	}
@@ -80,14 +140,14 @@ func (w *Watchlist) MatchBelow(dir string) bool {
 }
 
 // match: "**" is tried with every number of elements.
-func match(pattern, elements []string) bool {
+func match(pattern pattern, elements []string) bool {
 	for len(pattern) > 0 {
-		if pattern[0] == "**" {
+		if pattern[0].kind == deep {
 			rest := pattern[1:]
 			if len(rest) == 0 {
 				return len(elements) > 0
 			}
-			if len(rest) > 1 || rest[0] == "**" {
+			if len(rest) > 1 || rest[0].kind == deep {
 				for i := range len(elements) + 1 {
 					if match(rest, elements[i:]) {
 						return true
@@ -104,7 +164,7 @@ func match(pattern, elements []string) bool {
 		if len(elements) == 0 {
 			return false
 		}
-		if ok, _ := path.Match(pattern[0], elements[0]); !ok {
+		if !pattern[0].match(elements[0]) {
 			return false
 		}
 		pattern, elements = pattern[1:], elements[1:]

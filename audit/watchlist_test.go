@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"path"
 	"strings"
 	"testing"
 	"time"
@@ -50,5 +51,30 @@ func TestAMatchIsQuick(t *testing.T) {
 	w.Match("/" + strings.Repeat("aaaaaaaaaa/", 370) + "y")
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("it took %v", took)
+	}
+}
+
+// TestElementsMatchAsPathsDo: what is read once says the same as path.Match.
+func TestElementsMatchAsPathsDo(t *testing.T) {
+	for _, p := range []string{"a", "a*", "*a", "*", "a*b", "?", "[ab]", "[^a]x", "\\*", "\\a", "a\\*", "*a*", "**a", "a**", "*[ab]"} {
+		for _, name := range []string{"a", "b", "ab", "aab", "*", "a*", "ba", "x", "ax", "bx", "\\", "\\a", "a\\b"} {
+			want, err := path.Match(p, name)
+			must(t, err)
+			if got := newElement(p).match(name); got != want {
+				t.Errorf("%s of %s: %t", p, name, got)
+			}
+		}
+	}
+}
+
+// BenchmarkMatch asks for a path that is not watched.
+func BenchmarkMatch(b *testing.B) {
+	w, err := NewWatchlist([]string{"/tests/**"})
+	must(b, err)
+	b.ReportAllocs()
+	for b.Loop() {
+		if w.Match("/made/src/project/t17.o") {
+			b.Fatal("watched")
+		}
 	}
 }
