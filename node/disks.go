@@ -23,6 +23,16 @@ func (n *Node) lookAtDisks() {
 	}
 }
 
+// notByDisks is the error of what all sandboxes of a tier share, if that may be why a write to one
+// of them was refused: then it says nothing of what was written.
+func notByDisks(ctx context.Context, rt runtime.Runtime) error {
+	err := diskFailed(ctx, rt)
+	if w, ok := rt.(runtime.DiskWatcher); ok && err == nil {
+		err = w.DiskFull(ctx)
+	}
+	return err
+}
+
 func diskFailed(ctx context.Context, rt runtime.Runtime) error {
 	if w, ok := rt.(runtime.DiskWatcher); ok {
 		return w.DiskFailed(ctx)

@@ -116,6 +116,30 @@ func TestADiskThatIsFullIsTheAgentsDoing(t *testing.T) {
 	}
 }
 
+// TestDisksOfTheNodeThatAreFullAreNotTheAgentsDoing: the same grading, when nobody could write.
+func TestDisksOfTheNodeThatAreFullAreNotTheAgentsDoing(t *testing.T) {
+	w := newWorld(t, nil)
+	sb := w.create(func(s *dsec.Spec) { s.Limits.Disk = 1 << 20 })
+	w.run(sb.ID, "mkdir /root/task; head -c 1048576 /dev/zero > /root/task/a")
+	s := grader("true", func(s *dsec.GradeSpec) { s.Files = map[string][]byte{"/grader": []byte("text")} })
+	for what, fail := range map[string]func(error){"full": w.machine.FillDisks, "failed": w.machine.FailDisks} {
+		disarm := failpoint.Arm("node.grade.fresh", func(context.Context, string) error {
+			fail(errors.New("nothing is free for all sandboxes"))
+			return nil
+		})
+		res, err := w.Grade(t.Context(), sb.ID, s, "")
+		disarm()
+		fail(nil)
+		wantClass(t, err, dsec.Unavailable)
+		if res.Cause != "" || !strings.Contains(err.Error(), "nothing is free") {
+			t.Errorf("%s: %v, cause %q", what, err, res.Cause)
+		}
+	}
+	if res := w.grade(sb.ID, s, ""); res.Cause != dsec.CauseAgentError {
+		t.Errorf("with room again: %+v", res)
+	}
+}
+
 func TestWhatIsRemovedIsRemovedForTheGrader(t *testing.T) {
 	w := newWorld(t, nil)
 	sb := w.create(nil)

@@ -77,16 +77,24 @@ func (n *Node) gradeFresh(ctx context.Context, b *box, s dsec.GradeSpec, res *ds
 	case err != nil && ctx.Err() != nil: // whatever it looks like: it was not the agent
 		return dsec.E(dsec.ClassOf(ctx.Err()), "apply declared paths to", string(g.id), context.Cause(ctx))
 	case errors.Is(err, errUnfit):
-		gradeEnds(res, dsec.CauseAgentError, "the declared paths cannot be taken: %v", err)
-		return nil
+		return g.agentsFault(ctx, res, "the declared paths cannot be taken", err)
 	case err != nil:
 		return err
 	}
 	if err = run.grade(ctx); dsec.ClassOf(err) == dsec.NoSpace {
-		gradeEnds(res, dsec.CauseAgentError, "the declared paths leave no room: %v", err)
-		return nil
+		return g.agentsFault(ctx, res, "the declared paths leave no room", err)
 	}
 	return err
+}
+
+// agentsFault ends a grading with what went wrong in the fresh sandbox because of what the
+// agent had declared, unless the node's own disks explain it.
+func (b *box) agentsFault(ctx context.Context, res *dsec.GradeResult, what string, err error) error {
+	if why := notByDisks(ctx, b.rt); why != nil {
+		return dsec.E(dsec.Unavailable, "write to fresh sandbox", string(b.id), fmt.Errorf("%w: %w", err, why))
+	}
+	gradeEnds(res, dsec.CauseAgentError, "%s: %v", what, err)
+	return nil
 }
 
 // gradeDisk packs the disk of the sandbox into files without a name, and says

@@ -189,6 +189,9 @@ type DiskWatcher interface {
 	// DiskFailed is why all disks have failed, and what is in them is lost or will
 	// be; nil while they have not. It is quick.
 	DiskFailed(ctx context.Context) error
+	// DiskFull is why a write to any disk may be refused now, whatever its limit says:
+	// what all of them share has no room; nil while it has. It is quick.
+	DiskFull(ctx context.Context) error
 }
 
 // Packer makes layers of disks.

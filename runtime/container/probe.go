@@ -106,6 +106,18 @@ func (r *Runtime) DiskFailed(ctx context.Context) error {
 	return nil
 }
 
+// DiskFull implements runtime.DiskWatcher.
+func (r *Runtime) DiskFull(ctx context.Context) error {
+	s, err := r.disks.Space(ctx)
+	if err == nil && s.Free < diskSpare {
+		err = dsec.Errorf(dsec.NoSpace, "look at disk pool", r.disks.Mechanism(), "%d MiB are free for all sandboxes", s.Free>>20)
+	}
+	return err
+}
+
+// diskSpare is what file systems keep to themselves, about.
+const diskSpare = 64 << 20
+
 func (r *Runtime) probeCgroup(context.Context) runtime.Check {
 	wall := "devices by the v1 controller"
 	if r.groups.Version() == cgroup.V2 {

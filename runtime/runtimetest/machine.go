@@ -26,6 +26,7 @@ type Machine struct {
 	locks map[dsec.SandboxID]*idLock
 	open  map[*Fake]struct{}
 	disks error // why they have failed
+	full  error // why they have no room
 }
 
 // FailDisks has every disk fail, or with nil none.
@@ -40,6 +41,20 @@ func (f *Fake) DiskFailed(context.Context) error {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
 	return f.m.disks
+}
+
+// FillDisks has no disk take more, or with nil all again.
+func (m *Machine) FillDisks(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.full = err
+}
+
+// DiskFull implements runtime.DiskWatcher.
+func (f *Fake) DiskFull(context.Context) error {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	return f.m.full
 }
 
 // idLock makes the operations on one id take turns.
