@@ -18,14 +18,21 @@ const (
 
 // answers remembers what small calls were answered, by key, so that a repeated
 // one does nothing twice. It is in memory: an agent that restarts forgets it.
-// What a sandbox is, is in the ledger, with keys of its own.
+// What a sandbox is, is in the ledger, with keys of its own. When there are too many
+// the project that has most forgets its oldest: none can make another repeat a call.
 type answers struct {
-	mu    sync.Mutex
+	mu       sync.Mutex
+	projects map[string]*projectAnswers
+	count    int // of all
+}
+
+type projectAnswers struct {
 	known map[string]*answer
-	order []string // of known, oldest first
+	order []*answer // of known, oldest first, and some that were forgotten
 }
 
 type answer struct {
+	key  string
 	sum  [sha256.Size]byte // of the request
 	at   time.Time
 	done chan struct{} // closed when resp and err are final
@@ -47,15 +54,14 @@ func once[Q any, P interface {
 		if err != nil {
 			return nil, dsec.E(dsec.Internal, name, "", err)
 		}
-		key := who.project + "/" + name + "/" + req.GetCallId()
-		a, first := s.answers.get(key, sha256.Sum256(body))
+		a, first := s.answers.get(who.project, name+"/"+req.GetCallId(), sha256.Sum256(body))
 		if a.sum != sha256.Sum256(body) {
 			return nil, dsec.Errorf(dsec.Conflict, name, dsec.Quote(req.GetCallId()), "the call_id was used with other parameters")
 		}
 		if first {
 			a.resp, a.err = fn(ctx, who, req)
 			if dsec.ClassOf(a.err).Retryable() || dsec.ClassOf(a.err) == dsec.Canceled {
-				s.answers.forget(key, a)
+				s.answers.forget(who.project, a)
 			}
 			close(a.done)
 			return a.resp, a.err
@@ -70,35 +76,65 @@ func once[Q any, P interface {
 }
 
 // get returns the answer of a key; the first caller has to make it.
-func (x *answers) get(key string, sum [sha256.Size]byte) (a *answer, first bool) {
+func (x *answers) get(project, key string, sum [sha256.Size]byte) (a *answer, first bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	now := time.Now()
-	for len(x.order) > 0 {
-		oldest, known := x.known[x.order[0]]
-		if known && len(x.order) < rememberMost && now.Sub(oldest.at) < rememberFor {
-			break
+	for name, p := range x.projects {
+		for len(p.order) > 0 && now.Sub(p.order[0].at) >= rememberFor {
+			x.dropLocked(name, p)
 		}
-		delete(x.known, x.order[0])
-		x.order = x.order[1:]
 	}
-	if a = x.known[key]; a != nil {
-		return a, false
+	if p := x.projects[project]; p != nil && p.known[key] != nil {
+		return p.known[key], false
 	}
-	if x.known == nil {
-		x.known = map[string]*answer{}
+	for x.count >= rememberMost {
+		name, most := x.mostLocked()
+		x.dropLocked(name, most)
 	}
-	a = &answer{sum: sum, at: now, done: make(chan struct{})}
-	x.known[key] = a
-	x.order = append(x.order, key)
+	p := x.projects[project]
+	if p == nil {
+		p = &projectAnswers{known: map[string]*answer{}}
+		if x.projects == nil {
+			x.projects = map[string]*projectAnswers{}
+		}
+		x.projects[project] = p
+	}
+	a = &answer{key: key, sum: sum, at: now, done: make(chan struct{})}
+	p.known[key] = a
+	p.order = append(p.order, a)
+	x.count++
 	return a, true
 }
 
+// mostLocked is the project that has most.
+func (x *answers) mostLocked() (name string, most *projectAnswers) {
+	for n, p := range x.projects {
+		if most == nil || len(p.order) > len(most.order) {
+			name, most = n, p
+		}
+	}
+	return name, most
+}
+
+// dropLocked forgets the oldest of a project that has some.
+func (x *answers) dropLocked(name string, p *projectAnswers) {
+	a := p.order[0]
+	p.order = p.order[1:]
+	x.count--
+	if p.known[a.key] == a {
+		delete(p.known, a.key)
+	}
+	if len(p.order) == 0 {
+		delete(x.projects, name)
+	}
+}
+
 // forget lets the call be done again.
-func (x *answers) forget(key string, a *answer) {
+func (x *answers) forget(project string, a *answer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.known[key] == a {
-		delete(x.known, key)
+	if p := x.projects[project]; p != nil && p.known[a.key] == a {
+		delete(p.known, a.key)
 	}
 }
