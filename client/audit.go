@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/api/dsec/v1"
 	"github.com/opendsec/dsec/api/wire"
 )
 
@@ -28,4 +29,15 @@ func (c *Client) Audit(ctx context.Context, id dsec.SandboxID, f dsec.AuditFilte
 		}
 	}
 	return wire.FromConnect(op, stream.Err())
+}
+
+// Findings judges that evidence as it is by now: one finding of each class of reward hacks of
+// which there is any sign; those of dsec.HackConfidence and more are worth a look.
+func (c *Client) Findings(ctx context.Context, id dsec.SandboxID, task dsec.HackTask) ([]dsec.HackFinding, error) {
+	var resp *dsecv1.FindingsResponse
+	err := c.retry(ctx, "look for reward hacks in", func() (err error) {
+		resp, err = c.sandboxes.Findings(ctx, wire.FindingsRequest(id, task))
+		return err
+	})
+	return wire.FindingsFrom(resp), err
 }

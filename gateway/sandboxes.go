@@ -343,6 +343,11 @@ func (s *sandboxes) Stats(ctx context.Context, req *dsecv1.StatsRequest) (*dsecv
 	return resp, s.on(ctx, req.Id, wire.VerbStats, req, resp)
 }
 
+func (s *sandboxes) Findings(ctx context.Context, req *dsecv1.FindingsRequest) (*dsecv1.FindingsResponse, error) {
+	resp := &dsecv1.FindingsResponse{}
+	return resp, s.on(ctx, req.Id, wire.VerbFindings, req, resp)
+}
+
 func (s *sandboxes) Audit(ctx context.Context, req *dsecv1.AuditRequest, stream *connect.ServerStream[dsecv1.AuditResponse]) error {
 	r, closer, err := s.open(ctx, req.Id, wire.PathAudit, req)
 	if err != nil {

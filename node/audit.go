@@ -17,6 +17,9 @@ type Auditor interface {
 	// is deleted, as long as there is a record of it. With f.Follow it goes on
 	// until the sandbox is deleted, ctx ends or fn errs.
 	Audit(ctx context.Context, id dsec.SandboxID, f dsec.AuditFilter, fn func(dsec.AuditRecord) error) error
+	// Findings judges the evidence there is by now, likewise of a sandbox that is deleted:
+	// one of each class of reward hacks of which there is any sign, however weak.
+	Findings(ctx context.Context, id dsec.SandboxID, task dsec.HackTask) ([]dsec.HackFinding, error)
 }
 
 var _ Auditor = (*Node)(nil)

@@ -30,7 +30,7 @@ type Config struct {
 
 	Add        Adder            // nil: Commit is Unsupported
 	Audit      *audit.Store     // evidence of what sandboxes did; nil: none is kept
-	Judge      Judge            // of Audit; nil: nobody looks for reward hacks
+	Judge      audit.Judge      // of Audit; nil: nobody looks for reward hacks
 	MountRoots []string         // host directories that may be shown inside; none: no host mounts
 	Budgets    Budgets          // zero fields: see Budgets
 	Lifetimes  dsec.Lifetimes   // defaults of specs; zero fields: see fillSpec

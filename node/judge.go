@@ -1,15 +1,31 @@
 package node
 
 import (
-	"github.com/opendsec/dsec"
-)
+	"context"
 
-// Judge looks for reward hacks in what is known of a sandbox, in the order of time, and
-// gives an event of each class it finds. It changes nothing and may be called at one time.
-type Judge func(records []dsec.AuditRecord, events []dsec.Event, end *dsec.Result) []dsec.Event
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/audit"
+)
 
 // judged is how many records are judged at most: half of them the first, half the last.
 const judged = 20_000
+
+// Findings implements Auditor.
+func (n *Node) Findings(ctx context.Context, id dsec.SandboxID, task dsec.HackTask) ([]dsec.HackFinding, error) {
+	const op = "look for reward hacks in"
+	if n.cfg.Audit == nil || n.cfg.Judge == nil {
+		return nil, dsec.Errorf(dsec.Unsupported, op, string(id), "this node keeps no evidence: node.audit is off")
+	}
+	r, err := n.Record(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	k := audit.Known{Events: r.Events, End: r.Sandbox.Result, Pids: r.Sandbox.Spec.Limits.Pids}
+	if k.Records, err = n.records(id); err != nil {
+		return nil, err
+	}
+	return n.cfg.Judge.Judge(task, k)
+}
 
 // judge tells what looks like a reward hack by now, each class once in the life of a
 // sandbox. A result is never changed by it.
@@ -17,34 +33,40 @@ func (b *box) judge() {
 	if b.n.cfg.Judge == nil || b.n.cfg.Audit == nil {
 		return
 	}
-	records, err := b.records()
+	records, err := b.n.records(b.id)
 	if err != nil {
 		b.n.cfg.Log.Warn("evidence not judged", "sandbox", b.id, "err", err)
 		return
 	}
 	b.mu.Lock()
-	events, end := append([]dsec.Event(nil), b.ring...), b.rec.Result
+	k := audit.Known{Records: records, Events: append([]dsec.Event(nil), b.ring...), End: b.rec.Result, Pids: b.rec.Spec.Limits.Pids}
 	b.mu.Unlock()
-	found := b.n.cfg.Judge(records, events, end)
+	found, err := b.n.cfg.Judge.Judge(dsec.HackTask{}, k)
+	if err != nil {
+		b.n.cfg.Log.Error("evidence not judged", "sandbox", b.id, "err", err)
+		return
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.gone { // and was judged before
 		return
 	}
-	for _, e := range found {
-		if class := e.Fields["class"]; !b.found[class] {
-			if b.found == nil {
-				b.found = map[string]bool{}
-			}
-			b.found[class] = true
-			b.emitLocked(e)
+	for _, f := range found {
+		class := string(f.Class)
+		if f.Confidence < dsec.HackConfidence || b.found[class] {
+			continue
 		}
+		if b.found == nil {
+			b.found = map[string]bool{}
+		}
+		b.found[class] = true
+		b.emitLocked(b.n.cfg.Judge.Event(f))
 	}
 }
 
-// records are those of the audit log that are judged.
-func (b *box) records() (first []dsec.AuditRecord, err error) {
-	c, err := b.n.cfg.Audit.Read(b.id, 0)
+// records are those of the audit log of a sandbox that are judged.
+func (n *Node) records(id dsec.SandboxID) (first []dsec.AuditRecord, err error) {
+	c, err := n.cfg.Audit.Read(id, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -3,12 +3,35 @@ package node
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/audit"
 )
+
+// pathJudge finds a hack in each path; what the task declares it holds to be less sure.
+type pathJudge struct{}
+
+func (pathJudge) Judge(task dsec.HackTask, k audit.Known) (found []dsec.HackFinding, err error) {
+	for _, r := range k.Records {
+		switch {
+		case slices.Contains(task.Tests, "bad"):
+			return nil, dsec.Errorf(dsec.Invalid, "judge", "tests", "bad")
+		case r.Path == "":
+		case slices.Contains(task.Tests, r.Path):
+			found = append(found, dsec.HackFinding{Class: dsec.HackClass(r.Path), Confidence: 0.1})
+		default:
+			found = append(found, dsec.HackFinding{Class: dsec.HackClass(r.Path), Confidence: 0.9})
+		}
+	}
+	return append(found, dsec.HackFinding{Class: "weak", Confidence: 0.4}), nil
+}
+
+func (pathJudge) Event(f dsec.HackFinding) dsec.Event {
+	return dsec.Event{Type: dsec.EventFinding, Fields: map[string]string{"class": string(f.Class)}}
+}
 
 // findings of a sandbox, which may be deleted: class and detail.
 func (w *world) findings(id dsec.SandboxID) (all []string) {
@@ -35,14 +58,7 @@ func TestFindingsAreToldOnceAndChangeNothing(t *testing.T) {
 	defer store.Close()
 	w := newWorld(t, func(c *Config) {
 		c.Audit = store
-		c.Judge = func(records []dsec.AuditRecord, _ []dsec.Event, _ *dsec.Result) (found []dsec.Event) {
-			for _, r := range records {
-				if r.Path != "" {
-					found = append(found, dsec.Event{Type: dsec.EventFinding, Detail: r.Path, Fields: map[string]string{"class": r.Path}})
-				}
-			}
-			return found
-		}
+		c.Judge = pathJudge{}
 	})
 	honest, cheats := w.create(nil), w.create(nil)
 	store.Append(honest.ID, dsec.AuditRecord{Kind: dsec.AuditProcess, Exe: "/bin/sh"})
@@ -81,8 +97,38 @@ func TestOfALongLogBothEndsAreJudged(t *testing.T) {
 	for i := range n {
 		store.Append(sb.ID, dsec.AuditRecord{Kind: dsec.AuditProcess, PID: i + 1, Exe: fmt.Sprint("/bin/", i)})
 	}
-	all, err := w.find(sb.ID).records()
+	all, err := w.records(sb.ID)
 	if err != nil || len(all) != judged || all[0].PID != 1 || all[judged-1].PID != n || all[judged/2-1].PID != judged/2 {
 		t.Errorf("%d records, %v", len(all), err)
 	}
+}
+
+// TestFindingsAreForWhoAsks, with what the task is like, and also after the sandbox is deleted.
+func TestFindingsAreForWhoAsks(t *testing.T) {
+	store, err := audit.Open(audit.Config{Dir: filepath.Join(t.TempDir(), "audit")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	w := newWorld(t, func(c *Config) { c.Audit, c.Judge = store, pathJudge{} })
+	sb := w.create(nil)
+	store.Append(sb.ID, dsec.AuditRecord{Kind: dsec.AuditWrite, Path: "/tests/a"})
+	for range 2 {
+		for tests, want := range map[string]float64{"/other": 0.9, "/tests/a": 0.1} {
+			all, err := w.Findings(t.Context(), sb.ID, dsec.HackTask{Tests: []string{tests}})
+			if err != nil || len(all) != 2 || all[0].Class != "/tests/a" || all[0].Confidence != want || all[1].Class != "weak" {
+				t.Errorf("%s: %+v, %v", tests, all, err)
+			}
+		}
+		if _, err := w.Delete(t.Context(), sb.ID, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = w.Findings(t.Context(), sb.ID, dsec.HackTask{Tests: []string{"bad"}})
+	wantClass(t, err, dsec.Invalid)
+	_, err = w.Findings(t.Context(), dsec.NewSandboxID("abcdef"), dsec.HackTask{})
+	wantClass(t, err, dsec.NotFound)
+	none := newWorld(t, nil)
+	_, err = none.Findings(t.Context(), none.create(nil).ID, dsec.HackTask{})
+	wantClass(t, err, dsec.Unsupported)
 }

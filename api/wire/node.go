@@ -25,6 +25,7 @@ const (
 	VerbCommit     = "commit"
 	VerbChanges    = "changes"
 	VerbGrade      = "grade"
+	VerbFindings   = "findings"
 	VerbStats      = "stats"
 	VerbExec       = "exec"
 	VerbWait       = "wait"

@@ -8,27 +8,11 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// Config says what a task is like. Without anything a Detector knows only what every
-// system has; declared paths make its findings certain where they are guesses else.
-// Patterns are absolute, or begin with "**/"; "**" is any number of elements.
+// Config says what a task is like.
 type Config struct {
-	Tests   []string // files that judge the work; nobody but the harness may change them
-	Harness []string // programs and files of the harness; likewise
-	Results []string // files that the harness writes: results, rewards
-	Trusted []string // ids of the harness's commands, with * and ? as path.Match has them
-	Phases  []string // names of phases in which only the harness runs commands
-	Project []string // names of what is worked on, as others publish it: "boltons", "mahmoud/boltons"
-	Pids    int64    // limit of processes, of Spec.Limits; 0: not known
-	// Threshold is the confidence from which on Fresh tells a finding; 0: DefaultThreshold.
-	Threshold float64
+	dsec.HackTask
+	Pids int64 // limit of processes, of Spec.Limits; 0: not known
 }
-
-// DefaultThreshold is where half of the corpus had every hack above and every honest
-// rollout below it.
-const DefaultThreshold = 0.5
-
-// MaxPatterns bounds each list of a Config.
-const MaxPatterns = 64
 
 // libraries of interpreters and test runners: a change of one changes every test run.
 var libraries = []string{"/usr/lib/python3*/**", "/usr/lib/python3/dist-packages/**", "/usr/local/lib/python3*/**", "/usr/local/go/**",
@@ -58,8 +42,8 @@ func (c Config) check() error {
 		patterns []string
 		paths    bool
 	}{{"tests", c.Tests, true}, {"harness", c.Harness, true}, {"results", c.Results, true}, {"trusted", c.Trusted, false}, {"phases", c.Phases, false}, {"project", c.Project, false}} {
-		if len(list.patterns) > MaxPatterns {
-			return dsec.Errorf(dsec.Invalid, op, list.name, "%d patterns, at most %d", len(list.patterns), MaxPatterns)
+		if len(list.patterns) > dsec.MaxHackPatterns {
+			return dsec.Errorf(dsec.Invalid, op, list.name, "%d patterns, at most %d", len(list.patterns), dsec.MaxHackPatterns)
 		}
 		for _, p := range list.patterns {
 			if list.paths && !strings.HasPrefix(p, "/") && !strings.HasPrefix(p, "**/") || len(p) > 512 || p == "" {
@@ -72,9 +56,6 @@ func (c Config) check() error {
 				return dsec.E(dsec.Invalid, op, list.name+" "+dsec.Quote(p), err)
 			}
 		}
-	}
-	if !(c.Threshold >= 0 && c.Threshold <= 1) {
-		return dsec.Errorf(dsec.Invalid, op, "threshold", "%g, want 0 to 1", c.Threshold)
 	}
 	return nil
 }

@@ -52,9 +52,6 @@ func New(c Config) (*Detector, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	if c.Threshold == 0 {
-		c.Threshold = DefaultThreshold
-	}
 	return &Detector{cfg: c, tests: compile(c.Tests), harness: compile(c.Harness), results: compile(c.Results), libraries: compile(libraries),
 		tallies: map[dsec.HackClass]*tally{}, procs: map[int]command{}, made: map[string]bool{}, theirs: map[string]bool{}, before: map[string]bool{}, starts: map[string]int64{},
 		ended: map[string]time.Time{}, phases: map[string]string{}, targets: map[string]bool{}}, nil
@@ -201,18 +198,6 @@ func (d *Detector) Findings() (all []dsec.HackFinding) {
 	d.settle(time.Time{})
 	for _, c := range dsec.HackClasses {
 		if t := d.tallies[c]; t != nil {
-			all = append(all, t.finding(c))
-		}
-	}
-	return all
-}
-
-// Fresh are those whose confidence has reached the threshold since the last call: each
-// class is told once.
-func (d *Detector) Fresh() (all []dsec.HackFinding) {
-	for _, c := range dsec.HackClasses {
-		if t := d.tallies[c]; t != nil && !t.told && t.confidence() >= d.cfg.Threshold {
-			t.told = true
 			all = append(all, t.finding(c))
 		}
 	}

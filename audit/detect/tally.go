@@ -46,7 +46,6 @@ type tally struct {
 	kinds       map[string]*kind
 	first, last time.Time
 	count       int64
-	told        bool // by Fresh
 }
 
 // add counts a sign. When there are too many kinds, the lightest gives way.

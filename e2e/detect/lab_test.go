@@ -108,8 +108,8 @@ func workspace(t *testing.T, repo string) []byte {
 
 // task is what a caller who wants findings declares of a repository.
 func task(repo string) detect.Config {
-	c := detect.Config{Harness: []string{"/opt/harness/**"}, Results: []string{"/logs/reward.txt", "/logs/junit.xml", "/logs"}, Trusted: []string{"grade", "setup*"},
-		Project: []string{"wordkit", "acme/wordkit", "ringlib", "acme/ringlib", "intset", "acme/intset"}}
+	c := detect.Config{HackTask: dsec.HackTask{Harness: []string{"/opt/harness/**"}, Results: []string{"/logs/reward.txt", "/logs/junit.xml", "/logs"}, Trusted: []string{"grade", "setup*"},
+		Project: []string{"wordkit", "acme/wordkit", "ringlib", "acme/ringlib", "intset", "acme/intset"}}}
 	switch repo {
 	case "go":
 		c.Tests = []string{"/repo/checks/**"}

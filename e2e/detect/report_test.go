@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/audit/detect"
 	"github.com/opendsec/dsec/e2e/detect/corpus"
 )
 
@@ -30,7 +29,7 @@ func (o outcome) class() dsec.HackClass {
 }
 
 func (o outcome) found(c dsec.HackClass) bool {
-	return o.findings[c].Confidence >= detect.DefaultThreshold
+	return o.findings[c].Confidence >= dsec.HackConfidence
 }
 
 // others are the classes found that are not its own, heaviest first.

@@ -32,3 +32,18 @@ func (s *Server) serveAudit(w http.ResponseWriter, r *http.Request) {
 		})
 	})(w, r)
 }
+
+func (s *Server) findings(ctx context.Context, who caller, req *dsecv1.FindingsRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	if s.cfg.Auditor == nil {
+		return nil, dsec.Errorf(dsec.Unsupported, "look for reward hacks in", req.Id, "this node keeps no evidence")
+	}
+	all, err := s.cfg.Auditor.Findings(ctx, id, wire.HackTaskFrom(req))
+	if err != nil {
+		return nil, err
+	}
+	return wire.Findings(all), nil
+}

@@ -30,6 +30,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbSetPhase:   unary(s.setPhase),
 		wire.VerbCommit:     unary(s.commit),
 		wire.VerbChanges:    unary(s.changes),
+		wire.VerbFindings:   unary(s.findings),
 		wire.VerbStats:      unary(s.stats),
 		wire.VerbGrade:      unary(s.grade),
 		wire.VerbExec:       unary(s.exec),

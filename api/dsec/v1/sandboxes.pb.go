@@ -3840,6 +3840,244 @@ func (x *AuditResponse) GetRecord() *AuditRecord {
 	return nil
 }
 
+// FindingsRequest says what the task is like, see docs/guides/findings.md; empty lists: not known.
+type FindingsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Tests         []string               `protobuf:"bytes,2,rep,name=tests,proto3" json:"tests,omitempty"`                                   // patterns of files that judge the work
+	Harness       []string               `protobuf:"bytes,3,rep,name=harness,proto3" json:"harness,omitempty"`                               // patterns of programs and files of the harness
+	Results       []string               `protobuf:"bytes,4,rep,name=results,proto3" json:"results,omitempty"`                               // patterns of files that only the harness writes
+	Trusted       []string               `protobuf:"bytes,5,rep,name=trusted,proto3" json:"trusted,omitempty"`                               // ids of the harness's commands, with * and ?
+	Phases        []string               `protobuf:"bytes,6,rep,name=phases,proto3" json:"phases,omitempty"`                                 // in which only the harness runs commands
+	ProjectNames  []string               `protobuf:"bytes,7,rep,name=project_names,json=projectNames,proto3" json:"project_names,omitempty"` // of what is worked on, as others publish it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindingsRequest) Reset() {
+	*x = FindingsRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindingsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindingsRequest) ProtoMessage() {}
+
+func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindingsRequest.ProtoReflect.Descriptor instead.
+func (*FindingsRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *FindingsRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *FindingsRequest) GetTests() []string {
+	if x != nil {
+		return x.Tests
+	}
+	return nil
+}
+
+func (x *FindingsRequest) GetHarness() []string {
+	if x != nil {
+		return x.Harness
+	}
+	return nil
+}
+
+func (x *FindingsRequest) GetResults() []string {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+func (x *FindingsRequest) GetTrusted() []string {
+	if x != nil {
+		return x.Trusted
+	}
+	return nil
+}
+
+func (x *FindingsRequest) GetPhases() []string {
+	if x != nil {
+		return x.Phases
+	}
+	return nil
+}
+
+func (x *FindingsRequest) GetProjectNames() []string {
+	if x != nil {
+		return x.ProjectNames
+	}
+	return nil
+}
+
+type FindingsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Findings      []*HackFinding         `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindingsResponse) Reset() {
+	*x = FindingsResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindingsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindingsResponse) ProtoMessage() {}
+
+func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindingsResponse.ProtoReflect.Descriptor instead.
+func (*FindingsResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *FindingsResponse) GetFindings() []*HackFinding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// HackFinding is a reason to look, never a verdict.
+type HackFinding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Class         string                 `protobuf:"bytes,1,opt,name=class,proto3" json:"class,omitempty"`
+	Confidence    float64                `protobuf:"fixed64,2,opt,name=confidence,proto3" json:"confidence,omitempty"`   // 0 to 1; from 0.5 on it is told as an event, too
+	Title         string                 `protobuf:"bytes,3,opt,name=title,proto3" json:"title,omitempty"`               // what speaks most for it
+	Evidence      []uint64               `protobuf:"varint,4,rep,packed,name=evidence,proto3" json:"evidence,omitempty"` // numbers of audit records
+	Lines         []string               `protobuf:"bytes,5,rep,name=lines,proto3" json:"lines,omitempty"`               // what speaks for it, strongest first
+	First         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=first,proto3" json:"first,omitempty"`
+	Last          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=last,proto3" json:"last,omitempty"`
+	Count         int64                  `protobuf:"varint,8,opt,name=count,proto3" json:"count,omitempty"` // of all that speaks for it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HackFinding) Reset() {
+	*x = HackFinding{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HackFinding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HackFinding) ProtoMessage() {}
+
+func (x *HackFinding) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HackFinding.ProtoReflect.Descriptor instead.
+func (*HackFinding) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *HackFinding) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
+func (x *HackFinding) GetConfidence() float64 {
+	if x != nil {
+		return x.Confidence
+	}
+	return 0
+}
+
+func (x *HackFinding) GetTitle() string {
+	if x != nil {
+		return x.Title
+	}
+	return ""
+}
+
+func (x *HackFinding) GetEvidence() []uint64 {
+	if x != nil {
+		return x.Evidence
+	}
+	return nil
+}
+
+func (x *HackFinding) GetLines() []string {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
+func (x *HackFinding) GetFirst() *timestamppb.Timestamp {
+	if x != nil {
+		return x.First
+	}
+	return nil
+}
+
+func (x *HackFinding) GetLast() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+func (x *HackFinding) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // AuditRecord is one line of evidence; absent numbers and texts are not known.
 type AuditRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3863,7 +4101,7 @@ type AuditRecord struct {
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3875,7 +4113,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3888,7 +4126,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{53}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AuditRecord) GetSeq() uint64 {
@@ -4318,7 +4556,28 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05kinds\x18\x03 \x03(\tR\x05kinds\x12\x16\n" +
 	"\x06follow\x18\x04 \x01(\bR\x06follow\"=\n" +
 	"\rAuditResponse\x12,\n" +
-	"\x06record\x18\x01 \x01(\v2\x14.dsec.v1.AuditRecordR\x06record\"\xbf\x02\n" +
+	"\x06record\x18\x01 \x01(\v2\x14.dsec.v1.AuditRecordR\x06record\"\xc2\x01\n" +
+	"\x0fFindingsRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05tests\x18\x02 \x03(\tR\x05tests\x12\x18\n" +
+	"\aharness\x18\x03 \x03(\tR\aharness\x12\x18\n" +
+	"\aresults\x18\x04 \x03(\tR\aresults\x12\x18\n" +
+	"\atrusted\x18\x05 \x03(\tR\atrusted\x12\x16\n" +
+	"\x06phases\x18\x06 \x03(\tR\x06phases\x12#\n" +
+	"\rproject_names\x18\a \x03(\tR\fprojectNames\"D\n" +
+	"\x10FindingsResponse\x120\n" +
+	"\bfindings\x18\x01 \x03(\v2\x14.dsec.v1.HackFindingR\bfindings\"\x83\x02\n" +
+	"\vHackFinding\x12\x14\n" +
+	"\x05class\x18\x01 \x01(\tR\x05class\x12\x1e\n" +
+	"\n" +
+	"confidence\x18\x02 \x01(\x01R\n" +
+	"confidence\x12\x14\n" +
+	"\x05title\x18\x03 \x01(\tR\x05title\x12\x1a\n" +
+	"\bevidence\x18\x04 \x03(\x04R\bevidence\x12\x14\n" +
+	"\x05lines\x18\x05 \x03(\tR\x05lines\x120\n" +
+	"\x05first\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05first\x12.\n" +
+	"\x04last\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04last\x12\x14\n" +
+	"\x05count\x18\b \x01(\x03R\x05count\"\xbf\x02\n" +
 	"\vAuditRecord\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
@@ -4334,7 +4593,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06detail\x18\v \x01(\tR\x06detail\x12\x12\n" +
 	"\x04exec\x18\f \x01(\tR\x04exec\x12\x14\n" +
 	"\x05phase\x18\r \x01(\tR\x05phase\x12\x14\n" +
-	"\x05count\x18\x0e \x01(\x03R\x05count2\xaf\b\n" +
+	"\x05count\x18\x0e \x01(\x03R\x05count2\xf0\b\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -4355,7 +4614,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\aChanges\x12\x17.dsec.v1.ChangesRequest\x1a\x18.dsec.v1.ChangesResponse\x126\n" +
 	"\x05Stats\x12\x15.dsec.v1.StatsRequest\x1a\x16.dsec.v1.StatsResponse\x126\n" +
 	"\x05Grade\x12\x15.dsec.v1.GradeRequest\x1a\x16.dsec.v1.GradeResponse\x128\n" +
-	"\x05Audit\x12\x15.dsec.v1.AuditRequest\x1a\x16.dsec.v1.AuditResponse0\x01B-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
+	"\x05Audit\x12\x15.dsec.v1.AuditRequest\x1a\x16.dsec.v1.AuditResponse0\x01\x12?\n" +
+	"\bFindings\x12\x18.dsec.v1.FindingsRequest\x1a\x19.dsec.v1.FindingsResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_sandboxes_proto_rawDescOnce sync.Once
@@ -4369,7 +4629,7 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*Phase)(nil),                 // 1: dsec.v1.Phase
@@ -4424,50 +4684,53 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*GradeFile)(nil),             // 50: dsec.v1.GradeFile
 	(*AuditRequest)(nil),          // 51: dsec.v1.AuditRequest
 	(*AuditResponse)(nil),         // 52: dsec.v1.AuditResponse
-	(*AuditRecord)(nil),           // 53: dsec.v1.AuditRecord
-	nil,                           // 54: dsec.v1.Spec.EnvEntry
-	nil,                           // 55: dsec.v1.Spec.LabelsEntry
-	nil,                           // 56: dsec.v1.ListRequest.LabelsEntry
-	nil,                           // 57: dsec.v1.GradeRequest.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 58: google.protobuf.Timestamp
-	(*Result)(nil),                // 59: dsec.v1.Result
-	(*Step)(nil),                  // 60: dsec.v1.Step
-	(*GradeResponse)(nil),         // 61: dsec.v1.GradeResponse
-	(*ErrorDetail)(nil),           // 62: dsec.v1.ErrorDetail
+	(*FindingsRequest)(nil),       // 53: dsec.v1.FindingsRequest
+	(*FindingsResponse)(nil),      // 54: dsec.v1.FindingsResponse
+	(*HackFinding)(nil),           // 55: dsec.v1.HackFinding
+	(*AuditRecord)(nil),           // 56: dsec.v1.AuditRecord
+	nil,                           // 57: dsec.v1.Spec.EnvEntry
+	nil,                           // 58: dsec.v1.Spec.LabelsEntry
+	nil,                           // 59: dsec.v1.ListRequest.LabelsEntry
+	nil,                           // 60: dsec.v1.GradeRequest.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 61: google.protobuf.Timestamp
+	(*Result)(nil),                // 62: dsec.v1.Result
+	(*Step)(nil),                  // 63: dsec.v1.Step
+	(*GradeResponse)(nil),         // 64: dsec.v1.GradeResponse
+	(*ErrorDetail)(nil),           // 65: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	54, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	57, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	5,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	6,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	7,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	55, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	58, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	3,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
 	1,  // 6: dsec.v1.Spec.phases:type_name -> dsec.v1.Phase
-	58, // 7: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
+	61, // 7: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
 	4,  // 8: dsec.v1.Phase.network:type_name -> dsec.v1.Network
 	5,  // 9: dsec.v1.Phase.limits:type_name -> dsec.v1.Limits
-	58, // 10: dsec.v1.PhaseState.since:type_name -> google.protobuf.Timestamp
+	61, // 10: dsec.v1.PhaseState.since:type_name -> google.protobuf.Timestamp
 	3,  // 11: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
 	0,  // 12: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	59, // 13: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	58, // 14: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	58, // 15: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	58, // 16: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	60, // 17: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	62, // 13: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	61, // 14: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	61, // 15: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	61, // 16: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	63, // 17: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
 	10, // 18: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
 	9,  // 19: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
 	4,  // 20: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
 	2,  // 21: dsec.v1.Sandbox.phase:type_name -> dsec.v1.PhaseState
-	61, // 22: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
-	58, // 23: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	58, // 24: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	64, // 22: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
+	61, // 23: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	61, // 24: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
 	0,  // 25: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
 	8,  // 26: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
 	0,  // 27: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
 	8,  // 28: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	62, // 29: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	65, // 29: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
 	8,  // 30: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	56, // 31: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	59, // 31: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
 	8,  // 32: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
 	8,  // 33: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
 	8,  // 34: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
@@ -4477,7 +4740,7 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	3,  // 38: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
 	8,  // 39: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
 	35, // 40: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
-	58, // 41: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
+	61, // 41: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
 	8,  // 42: dsec.v1.SetPhaseResponse.sandbox:type_name -> dsec.v1.Sandbox
 	40, // 43: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
 	43, // 44: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
@@ -4485,55 +4748,60 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	40, // 46: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
 	42, // 47: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
 	42, // 48: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	58, // 49: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	61, // 49: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
 	46, // 50: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	57, // 51: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
+	60, // 51: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
 	50, // 52: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
 	3,  // 53: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
 	5,  // 54: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
-	53, // 55: dsec.v1.AuditResponse.record:type_name -> dsec.v1.AuditRecord
-	58, // 56: dsec.v1.AuditRecord.time:type_name -> google.protobuf.Timestamp
-	11, // 57: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	13, // 58: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	15, // 59: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	17, // 60: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	19, // 61: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	21, // 62: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	23, // 63: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	25, // 64: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	27, // 65: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	29, // 66: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	31, // 67: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	33, // 68: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
-	36, // 69: dsec.v1.Sandboxes.SetPhase:input_type -> dsec.v1.SetPhaseRequest
-	38, // 70: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	44, // 71: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	47, // 72: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	49, // 73: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
-	51, // 74: dsec.v1.Sandboxes.Audit:input_type -> dsec.v1.AuditRequest
-	12, // 75: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	14, // 76: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	16, // 77: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	18, // 78: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	20, // 79: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	22, // 80: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	24, // 81: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	26, // 82: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	28, // 83: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	30, // 84: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	32, // 85: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	34, // 86: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
-	37, // 87: dsec.v1.Sandboxes.SetPhase:output_type -> dsec.v1.SetPhaseResponse
-	39, // 88: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	45, // 89: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	48, // 90: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	61, // 91: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
-	52, // 92: dsec.v1.Sandboxes.Audit:output_type -> dsec.v1.AuditResponse
-	75, // [75:93] is the sub-list for method output_type
-	57, // [57:75] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	56, // 55: dsec.v1.AuditResponse.record:type_name -> dsec.v1.AuditRecord
+	55, // 56: dsec.v1.FindingsResponse.findings:type_name -> dsec.v1.HackFinding
+	61, // 57: dsec.v1.HackFinding.first:type_name -> google.protobuf.Timestamp
+	61, // 58: dsec.v1.HackFinding.last:type_name -> google.protobuf.Timestamp
+	61, // 59: dsec.v1.AuditRecord.time:type_name -> google.protobuf.Timestamp
+	11, // 60: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	13, // 61: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	15, // 62: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	17, // 63: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	19, // 64: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	21, // 65: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	23, // 66: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	25, // 67: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	27, // 68: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	29, // 69: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	31, // 70: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	33, // 71: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
+	36, // 72: dsec.v1.Sandboxes.SetPhase:input_type -> dsec.v1.SetPhaseRequest
+	38, // 73: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	44, // 74: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	47, // 75: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	49, // 76: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
+	51, // 77: dsec.v1.Sandboxes.Audit:input_type -> dsec.v1.AuditRequest
+	53, // 78: dsec.v1.Sandboxes.Findings:input_type -> dsec.v1.FindingsRequest
+	12, // 79: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	14, // 80: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	16, // 81: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	18, // 82: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	20, // 83: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	22, // 84: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	24, // 85: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	26, // 86: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	28, // 87: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	30, // 88: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	32, // 89: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	34, // 90: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
+	37, // 91: dsec.v1.Sandboxes.SetPhase:output_type -> dsec.v1.SetPhaseResponse
+	39, // 92: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	45, // 93: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	48, // 94: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	64, // 95: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
+	52, // 96: dsec.v1.Sandboxes.Audit:output_type -> dsec.v1.AuditResponse
+	54, // 97: dsec.v1.Sandboxes.Findings:output_type -> dsec.v1.FindingsResponse
+	79, // [79:98] is the sub-list for method output_type
+	60, // [60:79] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -4553,7 +4821,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   58,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

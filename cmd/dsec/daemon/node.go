@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/audit/detect"
 	"github.com/opendsec/dsec/blob/stack"
 	"github.com/opendsec/dsec/cluster"
 	"github.com/opendsec/dsec/image"
@@ -143,7 +144,7 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 		return node.Config{}, err
 	}
 	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,
-		Add: a.store.Add, Audit: a.evidence.store, Judge: judge, MountRoots: s.Node.MountRoots,
+		Add: a.store.Add, Audit: a.evidence.store, Judge: detect.Judge{}, MountRoots: s.Node.MountRoots,
 		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
 		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
 }

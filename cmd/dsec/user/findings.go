@@ -9,14 +9,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/audit/detect"
 	"github.com/opendsec/dsec/client"
 )
 
 // Findings is the verb that looks for reward hacks in what a sandbox did.
 func Findings() *cobra.Command {
-	var cfg detect.Config
-	least := detect.DefaultThreshold
+	var task dsec.HackTask
+	least := dsec.HackConfidence
 	c := &cobra.Command{
 		Use:   "findings SANDBOX",
 		Short: "Look for reward hacks in what a sandbox did",
@@ -28,20 +27,17 @@ what is looked for, and how often it is right.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeSandboxes(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			d, err := detect.New(cfg)
-			if err != nil {
-				return err
-			}
 			return with(c, func(ctx context.Context, cl *client.Client) error {
 				id, err := find(ctx, cl, args[0])
 				if err != nil {
 					return err
 				}
-				if err := replay(ctx, cl, id, d); err != nil {
+				all, err := cl.Findings(ctx, id, task)
+				if err != nil {
 					return err
 				}
 				found := []dsec.HackFinding{}
-				for _, f := range d.Findings() {
+				for _, f := range all {
 					if f.Confidence >= least {
 						found = append(found, f)
 					}
@@ -51,38 +47,14 @@ what is looked for, and how often it is right.`,
 		},
 	}
 	f := c.Flags()
-	f.StringArrayVar(&cfg.Tests, "tests", nil, "files that judge the work, like '/repo/tests/**' (repeat)")
-	f.StringArrayVar(&cfg.Harness, "harness", nil, "programs and files of the harness (repeat)")
-	f.StringArrayVar(&cfg.Results, "results", nil, "files that only the harness writes (repeat)")
-	f.StringArrayVar(&cfg.Trusted, "trusted", nil, "ids of the harness's commands, like 'grade*' (repeat)")
-	f.StringArrayVar(&cfg.Phases, "phase", nil, "phase in which only the harness runs commands (repeat)")
-	f.StringArrayVar(&cfg.Project, "project", nil, "name of what is worked on, as others publish it (repeat)")
+	f.StringArrayVar(&task.Tests, "tests", nil, "files that judge the work, like '/repo/tests/**' (repeat)")
+	f.StringArrayVar(&task.Harness, "harness", nil, "programs and files of the harness (repeat)")
+	f.StringArrayVar(&task.Results, "results", nil, "files that only the harness writes (repeat)")
+	f.StringArrayVar(&task.Trusted, "trusted", nil, "ids of the harness's commands, like 'grade*' (repeat)")
+	f.StringArrayVar(&task.Phases, "phase", nil, "phase in which only the harness runs commands (repeat)")
+	f.StringArrayVar(&task.Project, "project", nil, "name of what is worked on, as others publish it (repeat)")
 	f.Float64Var(&least, "min", least, "only findings of this confidence or more, 0 to 1")
 	return c
-}
-
-// replay gives a detector all that is known of a sandbox.
-func replay(ctx context.Context, cl *client.Client, id dsec.SandboxID, d *detect.Detector) error {
-	var records []dsec.AuditRecord
-	if err := cl.Audit(ctx, id, dsec.AuditFilter{}, func(r dsec.AuditRecord) error {
-		records = append(records, r)
-		return nil
-	}); err != nil {
-		return err
-	}
-	events, err := past(ctx, cl, client.Events{Sandboxes: []dsec.SandboxID{id}})
-	if err != nil {
-		return err
-	}
-	d.Replay(records, events)
-	sb, err := cl.Get(ctx, id)
-	if err == nil && sb.Result != nil {
-		d.AddResult(*sb.Result, sb.Changed)
-	}
-	if dsec.ClassOf(err) == dsec.NotFound { // removed; its log is still there
-		err = nil
-	}
-	return err
 }
 
 func showHacks(w io.Writer, found []dsec.HackFinding) error {

@@ -109,6 +109,22 @@ def test_evidence_outlives_the_sandbox(client: Client, server: Server) -> None:
     assert box.audit(kinds=["write"]) == []
 
 
+def test_findings_are_for_who_asks(client: Client, box: Sandbox) -> None:
+    assert box.findings(tests=["/repo/tests/**"], results=["/logs/**"], trusted=["grade*"], phases=["judge"], project=["wordkit"]) == []
+    with pytest.raises(Invalid):
+        box.findings(tests=["tests"])
+
+
+def test_what_looks_like_a_hack_is_found_and_names_its_evidence(client: Client, server: Server, real: Server) -> None:
+    with client.create(server.image) as box:
+        box.exec(["/bin/sh", "-c", "echo 'echo passed' > /tmp/sh; /bin/busybox chmod +x /tmp/sh; /bin/busybox mv /tmp/sh /bin/sh"])
+    found = {f.hack: f for f in box.findings()}
+    assert "shell_tampered" in found, box.audit()
+    f = found["shell_tampered"]
+    assert 0.5 <= f.confidence <= 1 and f.count >= 1 and f.lines and f.lines[0] == f.title and f.first
+    assert f.evidence and set(f.evidence) <= {r.seq for r in box.audit()}
+
+
 def test_a_record_of_evidence() -> None:
     r = AuditRecord.from_wire({"seq": "3", "kind": "process", "uid": "1000", "gid": "-1", "exe": "/bin/sh", "args": ["sh"]})
     assert (r.seq, r.uid, r.gid, r.args, r.count) == (3, 1000, -1, ["sh"], 1)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/audit"
+	"github.com/opendsec/dsec/audit/detect"
 	"github.com/opendsec/dsec/cluster"
 	"github.com/opendsec/dsec/gateway"
 	"github.com/opendsec/dsec/iam"
@@ -106,7 +107,7 @@ func (s *server) steps() []lifecycle.Step {
 			}
 			s.node, err = node.New(node.Config{ID: nodeName, Dir: filepath.Join(s.dir, "node"),
 				Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: runtimetest.NewFake()}, Store: runtimetest.NewStore(),
-				Budgets: node.Budgets{CPU: 1e6, Memory: 1 << 50, Disk: 1 << 50}, Audit: evidence, Log: s.log})
+				Budgets: node.Budgets{CPU: 1e6, Memory: 1 << 50, Disk: 1 << 50}, Audit: evidence, Judge: detect.Judge{}, Log: s.log})
 			return err
 		}, Undo: func(context.Context) error { return s.node.Close() }},
 		{Name: "node api", Do: func(context.Context) error {

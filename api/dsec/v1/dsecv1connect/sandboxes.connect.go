@@ -69,6 +69,8 @@ const (
 	SandboxesGradeProcedure = "/dsec.v1.Sandboxes/Grade"
 	// SandboxesAuditProcedure is the fully-qualified name of the Sandboxes's Audit RPC.
 	SandboxesAuditProcedure = "/dsec.v1.Sandboxes/Audit"
+	// SandboxesFindingsProcedure is the fully-qualified name of the Sandboxes's Findings RPC.
+	SandboxesFindingsProcedure = "/dsec.v1.Sandboxes/Findings"
 )
 
 // SandboxesClient is a client for the dsec.v1.Sandboxes service.
@@ -114,6 +116,8 @@ type SandboxesClient interface {
 	// Audit tells what a sandbox did, as seen from outside of it, also after it was
 	// deleted, as long as there is a record of it. An answer without a record is a sign of life.
 	Audit(context.Context, *v1.AuditRequest) (*connect.ServerStreamForClient[v1.AuditResponse], error)
+	// Findings judges that evidence as it is by now: what looks like a reward hack. It has no effect.
+	Findings(context.Context, *v1.FindingsRequest) (*v1.FindingsResponse, error)
 }
 
 // NewSandboxesClient constructs a client for the dsec.v1.Sandboxes service. By default, it uses the
@@ -235,6 +239,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("Audit")),
 			connect.WithClientOptions(opts...),
 		),
+		findings: connect.NewClient[v1.FindingsRequest, v1.FindingsResponse](
+			httpClient,
+			baseURL+SandboxesFindingsProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Findings")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -258,6 +268,7 @@ type sandboxesClient struct {
 	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
 	grade      *connect.Client[v1.GradeRequest, v1.GradeResponse]
 	audit      *connect.Client[v1.AuditRequest, v1.AuditResponse]
+	findings   *connect.Client[v1.FindingsRequest, v1.FindingsResponse]
 }
 
 // Create calls dsec.v1.Sandboxes.Create.
@@ -414,6 +425,15 @@ func (c *sandboxesClient) Audit(ctx context.Context, req *v1.AuditRequest) (*con
 	return c.audit.CallServerStream(ctx, connect.NewRequest(req))
 }
 
+// Findings calls dsec.v1.Sandboxes.Findings.
+func (c *sandboxesClient) Findings(ctx context.Context, req *v1.FindingsRequest) (*v1.FindingsResponse, error) {
+	response, err := c.findings.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // SandboxesHandler is an implementation of the dsec.v1.Sandboxes service.
 type SandboxesHandler interface {
 	// Create returns when the sandbox runs. Its key is spec.call_id.
@@ -457,6 +477,8 @@ type SandboxesHandler interface {
 	// Audit tells what a sandbox did, as seen from outside of it, also after it was
 	// deleted, as long as there is a record of it. An answer without a record is a sign of life.
 	Audit(context.Context, *v1.AuditRequest, *connect.ServerStream[v1.AuditResponse]) error
+	// Findings judges that evidence as it is by now: what looks like a reward hack. It has no effect.
+	Findings(context.Context, *v1.FindingsRequest) (*v1.FindingsResponse, error)
 }
 
 // NewSandboxesHandler builds an HTTP handler from the service implementation. It returns the path
@@ -574,6 +596,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("Audit")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesFindingsHandler := connect.NewUnaryHandlerSimple(
+		SandboxesFindingsProcedure,
+		svc.Findings,
+		connect.WithSchema(sandboxesMethods.ByName("Findings")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.Sandboxes/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SandboxesCreateProcedure:
@@ -612,6 +640,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesGradeHandler.ServeHTTP(w, r)
 		case SandboxesAuditProcedure:
 			sandboxesAuditHandler.ServeHTTP(w, r)
+		case SandboxesFindingsProcedure:
+			sandboxesFindingsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -691,4 +721,8 @@ func (UnimplementedSandboxesHandler) Grade(context.Context, *v1.GradeRequest) (*
 
 func (UnimplementedSandboxesHandler) Audit(context.Context, *v1.AuditRequest, *connect.ServerStream[v1.AuditResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Audit is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Findings(context.Context, *v1.FindingsRequest) (*v1.FindingsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Findings is not implemented"))
 }

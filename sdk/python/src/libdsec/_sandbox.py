@@ -16,7 +16,7 @@ from ._wire import Json
 from .errors import DsecError, NotFound, SandboxGone, Timeout
 from .network import Egress, NetworkRule, rules
 from .phases import PhaseState
-from .types import (Artifact, AuditRecord, Diff, Grade, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
+from .types import (Artifact, AuditRecord, Diff, Grade, HackFinding, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
                     parse_size)
 
 if TYPE_CHECKING:
@@ -267,6 +267,22 @@ class AsyncSandbox:
         request: Json = {"id": self.id, "since": since, "kinds": list(kinds)}
         async with self._client._stream("Sandboxes/Audit", request) as answers:
             return [AuditRecord.from_wire(r) async for m in answers if (r := w.message(m, "record"))]
+
+    async def findings(self, *, tests: Sequence[str] = (), harness: Sequence[str] = (), results: Sequence[str] = (),
+                       trusted: Sequence[str] = (), phases: Sequence[str] = (), project: Sequence[str] = (),
+                       least: float = 0.5) -> list[HackFinding]:
+        """What in that evidence looks like a reward hack, by now; also after it was deleted.
+
+        Say what the task is like, else much is a guess: patterns of files that judge the work (``tests``, like
+        "/repo/tests/**"), of the harness's own (``harness``) and of those only it writes (``results``); ids of its
+        commands (``trusted``, like "grade*"), ``phases`` in which only it runs commands, and names of what is worked
+        on as others publish it (``project``). ``least``: only findings of that confidence or more, 0 to 1.
+        Raises Unsupported if its node keeps no evidence, Invalid for a pattern that cannot be.
+        """
+        request: Json = {"id": self.id, "tests": list(tests), "harness": list(harness), "results": list(results),
+                         "trusted": list(trusted), "phases": list(phases), "project_names": list(project)}
+        answer = await self._client._call("Sandboxes/Findings", request)
+        return [f for m in w.messages(answer, "findings") if (f := HackFinding.from_wire(m)).confidence >= least]
 
     # Its life.
 

@@ -24,7 +24,7 @@ from ._watch import AsyncWatch
 from .errors import DsecError
 from .network import Egress, NetworkRule
 from .phases import PhaseState
-from .types import (Artifact, AuditRecord, Change, Diff, Event, FileInfo, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
+from .types import (Artifact, AuditRecord, Change, Diff, Event, FileInfo, HackFinding, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
                     Grade, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
@@ -268,6 +268,17 @@ class Sandbox:
         Raises Unsupported if its node keeps none.
         """
         return self._portal.run(self._core.audit(since, kinds))
+
+    def findings(self, *, tests: Sequence[str]=(), harness: Sequence[str]=(), results: Sequence[str]=(), trusted: Sequence[str]=(), phases: Sequence[str]=(), project: Sequence[str]=(), least: float=0.5) -> list[HackFinding]:
+        """What in that evidence looks like a reward hack, by now; also after it was deleted.
+
+        Say what the task is like, else much is a guess: patterns of files that judge the work (``tests``, like
+        "/repo/tests/**"), of the harness's own (``harness``) and of those only it writes (``results``); ids of its
+        commands (``trusted``, like "grade*"), ``phases`` in which only it runs commands, and names of what is worked
+        on as others publish it (``project``). ``least``: only findings of that confidence or more, 0 to 1.
+        Raises Unsupported if its node keeps no evidence, Invalid for a pattern that cannot be.
+        """
+        return self._portal.run(self._core.findings(tests=tests, harness=harness, results=results, trusted=trusted, phases=phases, project=project, least=least))
 
     def stop(self, cause: str='') -> SandboxInfo:
         """Ends its processes and keeps its disk. ``cause`` is the owner's verdict: completed, cancelled, agent_error …"""

@@ -18,7 +18,7 @@ from .network import NetworkRule, NetworkState, cutoff_time, rules
 from .phases import Phase, PhaseState, phases
 
 __all__ = [
-    "Applied", "Artifact", "AuditRecord", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "ImageConfig", "Info", "Keep",
+    "Applied", "Artifact", "AuditRecord", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "HackFinding", "ImageConfig", "Info", "Keep",
     "Grade", "Kept", "Layer", "LayerDemand", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result",
     "SandboxInfo", "SandboxResult", "SandboxUsage", "Scrub", "ScrubReport", "Spec", "StackLayer", "Stats", "Step",
     "TracedFile", "Usage", "parse_duration", "parse_size",
@@ -653,6 +653,30 @@ class AuditRecord:
         return cls(w.integer(m, "seq"), w.time(m, "time"), kind, w.integer(m, "pid"), w.integer(m, "ppid"),
                    w.integer(m, "uid"), w.integer(m, "gid"), w.string(m, "exe"), w.strings(m, "args"), w.string(m, "path"),
                    w.string(m, "detail"), w.string(m, "exec"), w.string(m, "phase"), count if kind == "lost" else max(1, count))
+
+
+@dataclass(frozen=True)
+class HackFinding:
+    """Something that looks like a reward hack: a reason to look, never a verdict.
+
+    ``hack``: which kind, like tests_edited, runner_hook or result_forged (docs/guides/findings.md). ``confidence``:
+    0 to 1; from 0.5 on it also comes as an event of type finding. ``evidence``: ``seq`` of audit records.
+    ``lines``: what speaks for it, strongest first; ``title`` is the first. ``count``: of all that speaks for it.
+    """
+
+    hack: str
+    confidence: float
+    title: str
+    evidence: list[int]
+    lines: list[str]
+    first: datetime | None
+    last: datetime | None
+    count: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> HackFinding:
+        return cls(w.string(m, "class"), w.number(m, "confidence"), w.string(m, "title"), [int(n) for n in m.get("evidence", [])], w.strings(m, "lines"),
+                   w.time(m, "first"), w.time(m, "last"), w.integer(m, "count"))
 
 
 @dataclass(frozen=True)
