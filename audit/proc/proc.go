@@ -27,7 +27,6 @@ package proc
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"log/slog"
 	"os"
@@ -50,6 +49,8 @@ type Config struct {
 	Take   func(dsec.SandboxID, ...dsec.AuditRecord)
 	Cache  *procinfo.Cache // is told of each process
 	Log    *slog.Logger
+
+	plain bool // as where the kernel does not describe its types
 }
 
 // Witness implements audit.Witness.
@@ -155,6 +156,9 @@ func (w *Witness) Add(_ context.Context, s audit.Subject, adopted bool) error {
 		delete(w.by, n)
 		delete(w.ranges, s.ID)
 		return dsec.E(dsec.Internal, op, string(s.ID), err)
+	}
+	if adopted && w.kept.older {
+		w.cfg.Take(s.ID, audit.Lost(0, "programs that were started while the agent was away: the version before this one kept them"))
 	}
 	return nil
 }
@@ -262,35 +266,6 @@ func (w *Witness) deliver(pending map[dsec.SandboxID][]dsec.AuditRecord) {
 		w.cfg.Take(id, records...)
 		delete(pending, id)
 	}
-}
-
-// started is what the program tells.
-type started struct {
-	time, group uint64
-	pid         int
-	uid, gid    uint32
-	number      uint32 // of the range
-	name        string
-}
-
-const startedSize = 56
-
-func decode(b []byte) (s started, ok bool) {
-	if len(b) < startedSize {
-		return s, false
-	}
-	e := binary.NativeEndian
-	s = started{time: e.Uint64(b), pid: int(e.Uint32(b[12:])), uid: e.Uint32(b[16:]), gid: e.Uint32(b[20:]), group: e.Uint64(b[24:]),
-		number: e.Uint32(b[48:])}
-	name := b[32:48]
-	for i, c := range name {
-		if c == 0 {
-			name = name[:i]
-			break
-		}
-	}
-	s.name = string(name)
-	return s, true
 }
 
 // count tells once in a while how many starts were not told.
