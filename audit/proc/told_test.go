@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -126,10 +127,15 @@ func asRole(t *testing.T, role string) []string {
 // needsTypes skips where the kernel does not describe itself.
 func needsTypes(t *testing.T) {
 	t.Helper()
-	if _, err := kernelOffsets(); err != nil {
+	if err := hasTypes(); err != nil {
 		t.Skip("the kernel's types were asked for: ", err)
 	}
 }
+
+var hasTypes = sync.OnceValue(func() error {
+	_, err := kernelOffsets()
+	return err
+})
 
 // startedBy is what was told of what a role started, but for the role's own start, and what was lost.
 // Nobody reads while it runs, if blind.
