@@ -35,8 +35,9 @@ const (
 // from 1 for each sandbox; where numbers are missing, the log was full there.
 //
 // PID, UID, GID, Exe, Path, Exec and Time come from the kernel. Args are what the
-// program finds as its arguments: the agent's word. A name that begins with '~' is
-// the command name of a program that ended before its file could be named.
+// program finds as its arguments: the agent's word. An Exe that begins with '~' is of a
+// program that ended before its file could be named, and no proof of one: "~/path/as/asked",
+// "~./as/asked", or "~name" with its command name.
 type AuditRecord struct {
 	Seq    uint64    `json:"seq"`
 	Time   time.Time `json:"time"`

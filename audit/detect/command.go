@@ -30,14 +30,14 @@ func set(words string) map[string]bool {
 func commandOf(r dsec.AuditRecord) command {
 	c := command{exec: r.Exec}
 	if name, gone := strings.CutPrefix(r.Exe, "~"); gone {
-		c.name = bare(name)
+		c.name = bare(path.Base(name)) // as asked for, or the command name
 	} else if r.Exe != "" {
 		c.exe, c.name = r.Exe, bare(path.Base(r.Exe))
 	}
 	if len(r.Args) > 0 {
 		c.args = r.Args[1:]
 		// A file may serve many names, and a script's interpreter is not what was meant.
-		if called := bare(path.Base(r.Args[0])); shells[c.name] && called != c.name && !shells[strings.TrimPrefix(called, "-")] && called != "" {
+		if called := bare(path.Base(r.Args[0])); shells[c.name] && called != c.name && !shells[strings.TrimPrefix(called, "-")] && r.Args[0] != "" {
 			c.name = called
 		}
 	}

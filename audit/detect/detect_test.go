@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -84,6 +85,20 @@ func (s *story) found() (all []dsec.HackClass) {
 		}
 	}
 	return all
+}
+
+// TestEndedProgramsAreJudgedByWhatTheyAskedFor: they have arguments, and no file.
+func TestEndedProgramsAreJudgedByWhatTheyAskedFor(t *testing.T) {
+	for exe, args := range map[string][]string{
+		"~/usr/bin/cat": {"cat", "/proc/kpagecgroup"}, "~cat": {"cat", "/proc/kpagecgroup"}, "~/bin/busybox": {"cat", "/proc/kpagecgroup"},
+		"~/usr/bin/python3.11": {"", "-c", "open('/proc/kpagecgroup')"}, "~./bash": {"", "-c", "cat /proc/kpagecgroup"},
+	} {
+		s := tell(t, Config{})
+		s.add(dsec.AuditRecord{Kind: dsec.AuditProcess, PID: 100, Exe: exe, Args: args})
+		if got := s.found(); !slices.Equal(got, []dsec.HackClass{dsec.HackProbe}) {
+			t.Errorf("%s %q: %v", exe, args, got)
+		}
+	}
 }
 
 func TestHacksAreFoundAndLookAlikesAreNot(t *testing.T) {

@@ -18,7 +18,8 @@ var (
 )
 
 // pieces are the commands that the text of `sh -c` seems to hold. A program that ends at
-// once may be told without its arguments, but the shell around it is told with the text.
+// once may be told without its arguments (on kernels without BTF), and a builtin is no program, but
+// the shell around it is told with the text.
 // What is quoted or handed on as a document may be no command: it weighs less, and
 // nothing behind "<<" is looked at.
 func (c command) pieces() (all []command) {

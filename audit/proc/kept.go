@@ -17,12 +17,18 @@ import (
 // kept is what outlives this process: a program that runs, and what it writes to.
 type kept struct {
 	subjects, told, ring *ebpf.Map
+	older                bool // an earlier dsec's was there, and is gone with what it had to tell
 }
 
 // layout names what the program and its maps agree on.
-const layout = "starts1-"
+const layout = "starts2-"
 
-func keptName(c Config, of string) string {
+// older are what an earlier dsec may have left, with the same names of its parts.
+var older = []string{"starts1-"}
+
+func keptName(c Config, of string) string { return nameIn(layout, c, of) }
+
+func nameIn(layout string, c Config, of string) string {
 	return fmt.Sprintf("%s%s-%d-%s", layout, c.Name, c.Base, of)
 }
 
@@ -44,19 +50,43 @@ func openKept(ctx context.Context, c Config) (*kept, error) {
 		return nil, err
 	}
 	k = &kept{}
+	if k.older, err = dropOlder(ctx, c); err != nil {
+		return nil, err
+	}
 	if err := k.make(ctx, c); err != nil {
 		return nil, errors.Join(err, k.close())
 	}
 	return k, nil
 }
 
-// Forget ends what an earlier process may have left that looks at processes.
-func Forget(ctx context.Context, c Config) error {
-	errs := []error{c.Keeper.Drop(ctx, keptName(c, "link"))}
+// dropOlder ends what an earlier dsec left, whose ring this one cannot read, and
+// reports whether there was any.
+func dropOlder(ctx context.Context, c Config) (bool, error) {
+	found, errs := false, []error(nil)
+	for _, layout := range older {
+		f, err := c.Keeper.Get(ctx, nameIn(layout, c, "link"))
+		if errors.Is(err, dsec.NotFound.Err()) {
+			err = nil
+		} else if err == nil {
+			found, err = true, f.Close()
+		}
+		errs = append(errs, err, drop(ctx, c, layout))
+	}
+	return found, errors.Join(errs...)
+}
+
+func drop(ctx context.Context, c Config, layout string) error {
+	errs := []error{c.Keeper.Drop(ctx, nameIn(layout, c, "link"))}
 	for name := range (&kept{}).maps() {
-		errs = append(errs, c.Keeper.Drop(ctx, keptName(c, name)))
+		errs = append(errs, c.Keeper.Drop(ctx, nameIn(layout, c, name)))
 	}
 	return errors.Join(errs...)
+}
+
+// Forget ends what an earlier process may have left that looks at processes.
+func Forget(ctx context.Context, c Config) error {
+	_, err := dropOlder(ctx, c)
+	return errors.Join(err, drop(ctx, c, layout))
 }
 
 func (k *kept) maps() map[string]**ebpf.Map {
@@ -86,12 +116,7 @@ func (k *kept) make(ctx context.Context, c Config) (err error) {
 			return err
 		}
 	}
-	p, err := ebpf.NewProgram(program(c.Base, k.subjects, k.ring))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = p.Close() }() // the link has it
-	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: "sched_process_exec", Program: p})
+	l, err := k.attach(c)
 	if err != nil {
 		return err
 	}
@@ -106,6 +131,39 @@ func (k *kept) make(ctx context.Context, c Config) (err error) {
 		return errors.New("the link has no descriptor to keep")
 	}
 	return put(ctx, c, "link", f.FD())
+}
+
+// attach has the program run that tells the most of what this kernel lets be told.
+func (k *kept) attach(c Config) (link.Link, error) {
+	scratch, err := ebpf.NewMap(scratchSpec())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = scratch.Close() }() // the program has it
+	m := maps{k.subjects, k.ring, scratch}
+	if !c.plain {
+		o, err := kernelOffsets()
+		if err == nil {
+			var l link.Link
+			if l, err = attach(program(c.Base, m, &o)); err == nil {
+				return l, nil
+			}
+		}
+		c.Log.Warn("arguments of programs are read from /proc: the kernel does not let them be told", "err", err)
+	}
+	return attach(program(c.Base, m, nil))
+}
+
+func attach(s *ebpf.ProgramSpec) (link.Link, error) {
+	p, err := ebpf.NewProgram(s)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = p.Close() }() // the link has it
+	if s.Type == ebpf.Tracing {
+		return link.AttachTracing(link.TracingOptions{Program: p})
+	}
+	return link.AttachRawTracepoint(link.RawTracepointOptions{Name: tracepoint, Program: p})
 }
 
 func put(ctx context.Context, c Config, name string, fd int) error {

@@ -2,9 +2,13 @@
 //
 // # Mechanism
 //
-// A BPF program on the raw tracepoint sched_process_exec tells, at the moment of the
-// start, the process, its real ids, its control group and its command name. It reads
-// no kernel memory, so a locked down kernel takes it. Whose process it is follows from
+// A BPF program on the tracepoint sched_process_exec tells, at the moment of the start,
+// the process, its real ids, its control group and its command name; and, where the kernel
+// describes its types (BTF), the arguments, the path that was asked for, the number in the process's
+// own pid namespace, and its parent. Those it takes from the task by typed loads, which the verifier
+// checks, and from the new program's memory, where the kernel has just put them. It
+// needs no helper that reads kernel memory where the kernel's types let the numbers be loaded, so
+// a locked down kernel takes it. Where any of this is refused, a program without it runs. Whose process it is follows from
 // the uid: no process of a sandbox can have one outside of the range its user namespace
 // maps, and nothing else of the machine has one inside. The kernel's proc connector would
 // need no program, but by its documentation it tells of every process of the machine, by
@@ -17,9 +21,14 @@
 // of kind lost of that sandbox. Program, map and ring are kept by the Keeper, so that
 // starts are told also if this process is not there.
 //
-// Which file was started and its arguments are read from /proc afterwards. If the
-// process has ended or started another program by then, Exe is the command name with
-// '~' before it, and there are no arguments.
+// Arguments, numbers and parent are those of the moment of the start, however short the
+// program. What the program could not tell (no BTF, a page that was not there, more than half of
+// the ring in use, a pid namespace deeper than 4) is read from /proc afterwards, or is not known.
+//
+// Which file was started is always read from /proc afterwards. If the process has ended or
+// started another program by then, Exe is '~' and the path as execve was asked for it, else (by
+// descriptor, or not told) the command name. That is no proof of any file: a link or a
+// script may have been there, another root, or nothing any more.
 //
 // Not seen: programs inside of virtual machines, and code that runs without a start,
 // like what an interpreter reads or a library that is loaded.
@@ -27,7 +36,6 @@ package proc
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"log/slog"
 	"os"
@@ -50,6 +58,8 @@ type Config struct {
 	Take   func(dsec.SandboxID, ...dsec.AuditRecord)
 	Cache  *procinfo.Cache // is told of each process
 	Log    *slog.Logger
+
+	plain bool // as where the kernel does not describe its types
 }
 
 // Witness implements audit.Witness.
@@ -155,6 +165,9 @@ func (w *Witness) Add(_ context.Context, s audit.Subject, adopted bool) error {
 		delete(w.by, n)
 		delete(w.ranges, s.ID)
 		return dsec.E(dsec.Internal, op, string(s.ID), err)
+	}
+	if adopted && w.kept.older {
+		w.cfg.Take(s.ID, audit.Lost(0, "programs that were started while the agent was away: the version before this one kept them"))
 	}
 	return nil
 }
@@ -262,35 +275,6 @@ func (w *Witness) deliver(pending map[dsec.SandboxID][]dsec.AuditRecord) {
 		w.cfg.Take(id, records...)
 		delete(pending, id)
 	}
-}
-
-// started is what the program tells.
-type started struct {
-	time, group uint64
-	pid         int
-	uid, gid    uint32
-	number      uint32 // of the range
-	name        string
-}
-
-const startedSize = 56
-
-func decode(b []byte) (s started, ok bool) {
-	if len(b) < startedSize {
-		return s, false
-	}
-	e := binary.NativeEndian
-	s = started{time: e.Uint64(b), pid: int(e.Uint32(b[12:])), uid: e.Uint32(b[16:]), gid: e.Uint32(b[20:]), group: e.Uint64(b[24:]),
-		number: e.Uint32(b[48:])}
-	name := b[32:48]
-	for i, c := range name {
-		if c == 0 {
-			name = name[:i]
-			break
-		}
-	}
-	s.name = string(name)
-	return s, true
 }
 
 // count tells once in a while how many starts were not told.

@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -10,7 +11,8 @@ import (
 	"github.com/opendsec/dsec/internal/procinfo"
 )
 
-// record asks what was started.
+// record is what was started: as the program told it, and of the rest what /proc says. Only the file
+// is always asked for there.
 func (w *Witness) record(s started) (dsec.SandboxID, dsec.AuditRecord, bool) {
 	w.mu.Lock()
 	x := w.by[s.number]
@@ -18,18 +20,49 @@ func (w *Witness) record(s started) (dsec.SandboxID, dsec.AuditRecord, bool) {
 	if x == nil { // removed since
 		return "", dsec.AuditRecord{}, false
 	}
-	r := dsec.AuditRecord{Kind: dsec.AuditProcess, Time: wall(s.time), UID: int64(s.uid - x.uid), GID: inside(s.gid, x.uid), Exe: "~" + s.name, Exec: w.groups.exec(s.group)}
-	i, err := procinfo.Read(s.pid)
-	if err == nil && i.UID>>idsOf == s.uid>>idsOf {
-		r.PID = i.PID
-		r.PPID = w.insidePID(i.Parent, x)
-		if i.Name == s.name {
-			r.Exe, r.Args = procinfo.Inside(i.Exe, x.prefix), audit.CutArgs(i.Args)
-		}
+	r := dsec.AuditRecord{Kind: dsec.AuditProcess, Time: wall(s.time), UID: int64(s.uid - x.uid), GID: inside(s.gid, x.uid), Exe: s.unproven(), Exec: w.groups.exec(s.group)}
+	const enough = toldPID | toldParent | toldArgs
+	ask := procinfo.Read
+	if s.told&enough == enough {
+		ask = procinfo.Program
 	}
-	i.UID, i.GID, i.PID, i.Exe, i.Args, i.Group = s.uid, s.gid, r.PID, r.Exe, r.Args, procinfo.GroupOf(r.Exec)
+	i, err := ask(s.pid)
+	same := err == nil && i.UID>>idsOf == s.uid>>idsOf
+	if same && i.Name == s.name {
+		r.Exe, r.Args = procinfo.Inside(i.Exe, x.prefix), audit.CutArgs(i.Args)
+	}
+	if s.told&toldArgs != 0 {
+		r.Args = audit.CutArgs(s.args)
+	}
+	if r.PID = s.inner; s.told&toldPID == 0 && same {
+		r.PID = i.PID
+	}
+	if s.told&toldParent != 0 {
+		if i.Parent = s.parent.pid; w.within(s.parent.uid, x) {
+			r.PPID = s.parent.inner
+		}
+	} else if same {
+		r.PPID = w.insidePID(i.Parent, x)
+	}
+	i.Name, i.UID, i.GID, i.PID, i.Exe, i.Args, i.Group = s.name, s.uid, s.gid, r.PID, r.Exe, r.Args, procinfo.GroupOf(r.Exec)
 	w.cfg.Cache.Put(s.pid, i)
 	return x.id, r, true
+}
+
+// byDescriptor is what the kernel calls a path that was not asked for by name.
+const byDescriptor = "/dev/fd/"
+
+// unproven is the Exe of a program whose file cannot be named any more: what was asked for, else
+// the command name.
+func (s started) unproven() string {
+	if s.asked == "" || strings.HasPrefix(s.asked, byDescriptor) {
+		return "~" + s.name
+	}
+	return "~" + s.asked
+}
+
+func (w *Witness) within(uid uint32, x *subject) bool {
+	return (uid-w.cfg.Base)>>idsOf == (x.uid-w.cfg.Base)>>idsOf
 }
 
 // insidePID is the number that a process has in the sandbox; 0 for one outside.
@@ -42,7 +75,7 @@ func (w *Witness) insidePID(pid int, x *subject) int {
 		}
 		w.cfg.Cache.Put(pid, i)
 	}
-	if (i.UID-w.cfg.Base)>>idsOf != (x.uid-w.cfg.Base)>>idsOf {
+	if !w.within(i.UID, x) {
 		return 0
 	}
 	return i.PID

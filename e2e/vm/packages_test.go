@@ -40,6 +40,18 @@ func TestRootfs(t *testing.T) {
 	}
 }
 
+// The kernel has an array of one in struct pid there, which is read by a helper. Without
+// types /proc is asked.
+func TestProgramsAreWitnessed(t *testing.T) {
+	ok := inGuest(t, "github.com/opendsec/dsec/audit/proc", "", Job{})
+	for _, name := range []string{"TestShortProgramsAreToldWhole", "TestHostileArgumentsAreTold", "TestNestedNumbersAreOfEachOnesOwn", "TestLongArgumentsPushNothingOut",
+		"TestWithoutTypesProcIsAsked", "TestNoStartIsUncounted"} {
+		if !ok[name] {
+			t.Errorf("%s did not pass", name)
+		}
+	}
+}
+
 const quotaDisk = `mkfs.ext4 -q -O quota,project /dev/vda && mount -t ext4 -o prjquota /dev/vda /mnt && export TMPDIR=/mnt`
 
 // The disk of the guest is an ext4 with project quotas, and its btrfs knows

@@ -32,6 +32,7 @@ type Info struct {
 const (
 	argBytes    = 4096 // of the arguments are read
 	statusBytes = 4096
+	commBytes   = 64
 )
 
 // Read asks the kernel, for all but the Group. The name is read last, so that the rest
@@ -64,6 +65,24 @@ func Who(pid int) (i Info, err error) {
 		return i, err
 	}
 	return i, i.status(string(status))
+}
+
+// Program is what a process runs: Exe and Name, as Read has them, and in UID the effective one. It
+// costs half of what Read does. The name is read last.
+func Program(pid int) (i Info, err error) {
+	dir := "/proc/" + strconv.Itoa(pid)
+	if i.Exe, err = os.Readlink(dir + "/exe"); err != nil {
+		return i, err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return i, &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	i.UID = st.Uid
+	var buf [commBytes]byte
+	name, err := head(dir+"/comm", buf[:])
+	i.Name = strings.TrimSuffix(string(name), "\n")
+	return i, err
 }
 
 func (i *Info) status(text string) error {

@@ -4088,7 +4088,7 @@ type AuditRecord struct {
 	Ppid          int32                  `protobuf:"varint,5,opt,name=ppid,proto3" json:"ppid,omitempty"`
 	Uid           int64                  `protobuf:"varint,6,opt,name=uid,proto3" json:"uid,omitempty"` // inside; -1: not known
 	Gid           int64                  `protobuf:"varint,7,opt,name=gid,proto3" json:"gid,omitempty"`
-	Exe           string                 `protobuf:"bytes,8,opt,name=exe,proto3" json:"exe,omitempty"`   // "~name": it ended before its file could be named
+	Exe           string                 `protobuf:"bytes,8,opt,name=exe,proto3" json:"exe,omitempty"`   // "~/as/asked" or "~name": it ended before its file could be named
 	Args          []string               `protobuf:"bytes,9,rep,name=args,proto3" json:"args,omitempty"` // the program's own word
 	Path          string                 `protobuf:"bytes,10,opt,name=path,proto3" json:"path,omitempty"`
 	Detail        string                 `protobuf:"bytes,11,opt,name=detail,proto3" json:"detail,omitempty"`

@@ -26,8 +26,8 @@ policy, as seen from outside of the sandbox, which can neither read nor change i
 also after the sandbox was deleted, as long as its record is kept.
 
 Who did it, which program and when are the kernel's word; the arguments are the program's
-own. "~name" is a program that ended before its file could be named. A line "lost" says what is
-missing.`,
+own. "~/bin/true" is what a program was asked for by that ended before its file could be named,
+which proves no file. A line "lost" says what is missing.`,
 		Example:           "  dsec audit work\n  dsec audit work -f --kind write --kind network\n  dsec audit work --since 120 -o json",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeSandboxes(1),

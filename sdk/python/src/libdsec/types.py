@@ -627,8 +627,8 @@ class AuditRecord:
 
     ``kind``: process, write, syscall, network, phase, policy, note, lost. ``pid``, ``uid`` and
     ``gid`` are those inside; 0, -1 and -1: not known. ``args`` are the program's own word, all else is the
-    kernel's. An ``exe`` that begins with ``~`` is the name of a program that ended too soon. ``count``: how
-    often, at least 1; of ``lost``: how many, 0: nobody knows.
+    kernel's. An ``exe`` that begins with ``~`` is what was asked for by a program that ended too soon, no proof of a
+    file. ``count``: how often, at least 1; of ``lost``: how many, 0: nobody knows.
     """
 
     seq: int
