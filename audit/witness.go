@@ -35,6 +35,13 @@ type Witness interface {
 	Remove(ctx context.Context, id dsec.SandboxID, disk *os.File)
 }
 
+// CommandWitness is a Witness that wants to know of commands what it cannot ask of those
+// that have ended.
+type CommandWitness interface {
+	// Command says which command a control group, by its number, was made for.
+	Command(group uint64, exec string)
+}
+
 // Witnesses are several that are one.
 type Witnesses []Witness
 
@@ -52,5 +59,14 @@ func (w Witnesses) Add(ctx context.Context, s Subject, adopted bool) (first erro
 func (w Witnesses) Remove(ctx context.Context, id dsec.SandboxID, disk *os.File) {
 	for _, x := range w {
 		x.Remove(ctx, id, disk)
+	}
+}
+
+// Command implements CommandWitness.
+func (w Witnesses) Command(group uint64, exec string) {
+	for _, x := range w {
+		if c, ok := x.(CommandWitness); ok {
+			c.Command(group, exec)
+		}
 	}
 }

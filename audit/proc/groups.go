@@ -3,6 +3,7 @@ package proc
 import (
 	"encoding/binary"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -11,8 +12,11 @@ import (
 
 // groups finds the command that a control group was made for.
 type groups struct {
-	tree  *os.File // something in the v2 tree; nil: not found
+	tree *os.File // something in the v2 tree; nil: not found
+
+	mu    sync.Mutex
 	known map[uint64]string
+	older map[uint64]string // known before there were too many
 }
 
 const (
@@ -31,29 +35,44 @@ func openGroups() *groups {
 	return g
 }
 
-// exec is the id of the command, or "". Only the reader calls it.
-func (g *groups) exec(id uint64) string {
-	if g.tree == nil {
-		return ""
-	}
-	name, ok := g.known[id]
-	if ok {
-		return name
+// exec is the id of the command, or "" for what is no command's. !named: the group is gone, and
+// nobody has said what it was.
+func (g *groups) exec(id uint64) (exec string, named bool) {
+	if exec, named = g.said(id); named || g.tree == nil {
+		return exec, named || g.tree == nil
 	}
 	fd, err := unix.OpenByHandleAt(int(g.tree.Fd()), unix.NewFileHandle(kernfs, binary.NativeEndian.AppendUint64(nil, id)), unix.O_PATH|unix.O_CLOEXEC)
 	if err != nil {
-		return "" // it is gone
+		return "", false
 	}
 	defer func() { _ = unix.Close(fd) }()
 	path, err := procinfo.Link(fd)
 	if err != nil {
-		return ""
+		return "", false
 	}
+	exec = procinfo.ExecOf(path)
+	g.say(id, exec)
+	return exec, true
+}
+
+// said is exec without asking the kernel.
+func (g *groups) said(id uint64) (exec string, named bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if exec, named = g.known[id]; !named {
+		exec, named = g.older[id]
+	}
+	return exec, named
+}
+
+// say is for who knows.
+func (g *groups) say(id uint64, exec string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	if len(g.known) >= mostGroups {
-		clear(g.known)
+		g.known, g.older = map[uint64]string{}, g.known
 	}
-	g.known[id] = procinfo.ExecOf(path)
-	return g.known[id]
+	g.known[id] = exec
 }
 
 func (g *groups) close() error {

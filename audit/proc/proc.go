@@ -85,7 +85,10 @@ type subject struct {
 	prefix string // of its root, in links
 }
 
-var _ audit.Witness = (*Witness)(nil)
+var (
+	_ audit.Witness        = (*Witness)(nil)
+	_ audit.CommandWitness = (*Witness)(nil)
+)
 
 // idsOf is the number of uids of a sandbox, as a shift.
 const idsOf = 16
@@ -225,41 +228,47 @@ func (w *Witness) stopped() bool {
 
 const (
 	batch  = 256                   // records that are written at once, at most
-	linger = 10 * time.Millisecond // they wait for more: a log is opened for each write
+	linger = 10 * time.Millisecond // they wait for more
 )
 
 // read takes what the ring has until it is closed.
 func (w *Witness) read() {
 	var rec ringbuf.Record
-	pending := map[dsec.SandboxID][]dsec.AuditRecord{}
+	pending := &tellings{groups: w.groups, take: w.cfg.Take, ready: map[dsec.SandboxID][]dsec.AuditRecord{}}
 	defer func() {
 		w.mu.Lock()
 		w.reading = false
 		w.mu.Unlock()
 		w.drained.Broadcast()
 	}()
-	for n := 0; ; {
+	for waits := false; ; {
 		err := w.reader.ReadInto(&rec)
 		if err == nil {
 			if e, ok := decode(rec.RawSample); ok {
-				if id, r, ok := w.record(e); ok {
-					pending[id] = append(pending[id], r)
-					if n++; n == 1 {
+				if x, ok := w.record(e); ok {
+					pending.add(x)
+					if !waits {
+						waits = true
 						w.reader.SetDeadline(time.Now().Add(linger))
 					}
 				}
 			}
 		}
-		if err == nil && n < batch && !w.stopped() {
+		if err == nil && pending.count < batch && !w.stopped() {
 			continue
 		}
-		w.deliver(pending)
-		n = 0
-		w.reader.SetDeadline(time.Time{})
+		flushed := errors.Is(err, ringbuf.ErrFlushed)
+		now := time.Now()
+		pending.deliver(now, flushed || w.stopped())
 		if w.stopped() {
 			return
 		}
-		if errors.Is(err, ringbuf.ErrFlushed) {
+		if waits = len(pending.late) > 0; waits {
+			w.reader.SetDeadline(now.Add(linger))
+		} else {
+			w.reader.SetDeadline(time.Time{})
+		}
+		if flushed {
 			w.mu.Lock()
 			w.rounds++
 			w.mu.Unlock()
@@ -270,12 +279,8 @@ func (w *Witness) read() {
 	}
 }
 
-func (w *Witness) deliver(pending map[dsec.SandboxID][]dsec.AuditRecord) {
-	for id, records := range pending {
-		w.cfg.Take(id, records...)
-		delete(pending, id)
-	}
-}
+// Command implements audit.CommandWitness.
+func (w *Witness) Command(group uint64, exec string) { w.groups.say(group, exec) }
 
 // count tells once in a while how many starts were not told.
 func (w *Witness) count() {

@@ -13,14 +13,18 @@ import (
 
 // record is what was started: as the program told it, and of the rest what /proc says. Only the file
 // is always asked for there.
-func (w *Witness) record(s started) (dsec.SandboxID, dsec.AuditRecord, bool) {
+func (w *Witness) record(s started) (told telling, ok bool) {
 	w.mu.Lock()
 	x := w.by[s.number]
 	w.mu.Unlock()
 	if x == nil { // removed since
-		return "", dsec.AuditRecord{}, false
+		return told, false
 	}
-	r := dsec.AuditRecord{Kind: dsec.AuditProcess, Time: wall(s.time), UID: int64(s.uid - x.uid), GID: inside(s.gid, x.uid), Exe: s.unproven(), Exec: w.groups.exec(s.group)}
+	r := dsec.AuditRecord{Kind: dsec.AuditProcess, Time: wall(s.time), UID: int64(s.uid - x.uid), GID: inside(s.gid, x.uid), Exe: s.unproven()}
+	r.Exec, ok = w.groups.exec(s.group)
+	if !ok {
+		told.group, told.until = s.group, time.Now().Add(nameWithin)
+	}
 	const enough = toldPID | toldParent | toldArgs
 	ask := procinfo.Read
 	if s.told&enough == enough {
@@ -46,7 +50,8 @@ func (w *Witness) record(s started) (dsec.SandboxID, dsec.AuditRecord, bool) {
 	}
 	i.Name, i.UID, i.GID, i.PID, i.Exe, i.Args, i.Group = s.name, s.uid, s.gid, r.PID, r.Exe, r.Args, procinfo.GroupOf(r.Exec)
 	w.cfg.Cache.Put(s.pid, i)
-	return x.id, r, true
+	told.id, told.record = x.id, r
+	return told, true
 }
 
 // byDescriptor is what the kernel calls a path that was not asked for by name.

@@ -153,6 +153,7 @@ type wireExecInfo struct {
 	Sandbox string
 	Spec    wireSpec
 	PID     int
+	Group   uint64 `json:",omitempty"`
 	Started time.Time
 	Spool   string
 	Ended   bool

@@ -31,6 +31,7 @@ type execution struct {
 	pidfd *os.File
 	vigil vigil
 	group string // directory of its cgroup
+	inode uint64 // of it, which is the number the kernel has for the cgroup; 0: not known
 	begun time.Time
 	mark  time.Time // begun, by a clock that nobody sets
 	clock *clock
@@ -166,6 +167,10 @@ func (e *execution) start() (err error) {
 	undo = append(undo, io.closeOurs)
 	if err := os.Mkdir(e.group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
+	}
+	var st unix.Stat_t
+	if unix.Stat(e.group, &st) == nil {
+		e.inode = st.Ino
 	}
 	e.sb.s.mu.Lock()
 	delete(e.sb.s.lingering, e.group) // ours again
@@ -323,7 +328,7 @@ func (e *execution) spoolFile(s process.Stream) (*os.File, error) {
 func (e *execution) info() wireExecInfo {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	i := wireExecInfo{Sandbox: e.sb.name(), Spec: e.spec.Spec, PID: e.pid, Started: e.begun, Spool: e.spec.Spool, Ended: e.ended, Acked: e.acked, Result: e.res}
+	i := wireExecInfo{Sandbox: e.sb.name(), Spec: e.spec.Spec, PID: e.pid, Group: e.inode, Started: e.begun, Spool: e.spec.Spool, Ended: e.ended, Acked: e.acked, Result: e.res}
 	if !e.ended {
 		i.Result = ExecResult{Status: process.Running, Started: e.begun}
 	}

@@ -19,6 +19,7 @@ type command struct {
 	sandbox string
 	spec    process.Spec
 	end     *awaited
+	group   uint64
 
 	released atomic.Bool
 	mu       sync.Mutex // one Write at a time
@@ -46,6 +47,7 @@ func (p *command) found(f frame, ok bool, err error) (process.Process, error) {
 	if p.spec.Argv == nil { // it was searched for by its name
 		p.spec = w.Spec.spec()
 	}
+	p.group = w.Group
 	if w.Ended {
 		p.c.ends.ended(p.name(), w.Result, nil)
 	}
@@ -55,6 +57,9 @@ func (p *command) found(f frame, ok bool, err error) (process.Process, error) {
 func (p *command) ref() wireRef { return wireRef{Sandbox: p.sandbox, Exec: p.spec.ID} }
 
 func (p *command) do(ctx context.Context, o op) error { return p.c.call(ctx, o, p.ref(), nil, nil) }
+
+// Group is the number of its control group on the v2 tree, which may be gone; 0: not known.
+func (p *command) Group() uint64 { return p.group }
 
 func (p *command) Spec() process.Spec { return p.spec }
 

@@ -112,7 +112,11 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 		}
 	}
 	r.capOutput(ctx, sb, &e.Spec)
-	return r.hold.Exec(ctx, e)
+	p, err := r.hold.Exec(ctx, e)
+	if g, ok := p.(interface{ Group() uint64 }); err == nil && ok {
+		r.witnessCommand(g.Group(), s.ID)
+	}
+	return p, err
 }
 
 // withMirror adds what leads package managers to the mirror, where the policy opens

@@ -43,6 +43,13 @@ func (r *Runtime) witnessAdopted(ctx context.Context, rec *record, pid int) {
 	r.witness(ctx, rec, root, nil, true)
 }
 
+// witnessCommand says which command a control group was made for, which may have ended by now.
+func (r *Runtime) witnessCommand(group uint64, exec string) {
+	if w, ok := r.cfg.Witness.(audit.CommandWitness); ok && group != 0 {
+		w.Command(group, exec)
+	}
+}
+
 // unwitness ends that, when nothing of the sandbox runs any more.
 func (r *Runtime) unwitness(ctx context.Context, id dsec.SandboxID) {
 	r.takeRefusals(ctx)
