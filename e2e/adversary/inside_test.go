@@ -14,6 +14,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/e2e/up"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -138,11 +139,54 @@ func (h *host) recorded(t *testing.T, id dsec.SandboxID, ran map[string]string, 
 			t.Errorf("%s leaves no event %s", v.Name, v.Recorded)
 		}
 	}
+	h.proved(t, id, ran, all)
 	for exec, name := range ran {
 		if !began[exec] || !ended[exec] {
 			t.Errorf("%s is not in the record: began %v, ended %v", name, began[exec], ended[exec])
 		}
 	}
+}
+
+// proved wants in the audit log that the program of every command was started, and what
+// the vectors leave there besides.
+func (h *host) proved(t *testing.T, id dsec.SandboxID, ran map[string]string, all []Vector) {
+	t.Helper()
+	want := map[string]dsec.AuditKind{}
+	for _, v := range all {
+		want[v.Name] = v.Evidence
+	}
+	var missing []string
+	for end := time.Now().Add(up.Within); ; time.Sleep(10 * time.Millisecond) {
+		missing = nil
+		told := h.told(t, id)
+		for exec, name := range ran {
+			if all := told[exec]; !all[dsec.AuditProcess] || want[name] != "" && !all[want[name]] {
+				missing = append(missing, fmt.Sprintf("%s (%v, want process %s)", name, all, want[name]))
+			}
+		}
+		if len(missing) == 0 || time.Now().After(end) {
+			break
+		}
+	}
+	if len(missing) > 0 {
+		t.Errorf("not in the audit log: %s", strings.Join(missing, "; "))
+	}
+}
+
+// told are the kinds of audit records of each command.
+func (h *host) told(t *testing.T, id dsec.SandboxID) map[string]map[dsec.AuditKind]bool {
+	t.Helper()
+	all := map[string]map[dsec.AuditKind]bool{}
+	if err := h.Audit(t.Context(), id, dsec.AuditFilter{}, func(r dsec.AuditRecord) error {
+		if all[r.Exec] == nil {
+			all[r.Exec] = map[dsec.AuditKind]bool{}
+		}
+		all[r.Exec][r.Kind] = true
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 func (h *host) events(t *testing.T, id dsec.SandboxID) []dsec.Event {

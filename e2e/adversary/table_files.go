@@ -52,12 +52,12 @@ dev-disk-ioctl | credits entropy to the generator of all | EPERM
 `
 
 const processRows = `
-ptrace-first | traces the first process | EPERM
-ptrace-seize | traces it without stopping it | EPERM
+ptrace-first | traces the first process | EPERM | @syscall
+ptrace-seize | traces it without stopping it | EPERM | @syscall
 read-memory-first | reads its memory | EACCES
-process-vm-read | reads it by another call | EPERM
-process-vm-write | writes it | EPERM
-pidfd-getfd | takes a descriptor of it | EPERM
+process-vm-read | reads it by another call | EPERM | @syscall
+process-vm-write | writes it | EPERM | @syscall
+pidfd-getfd | takes a descriptor of it | EPERM | @syscall
 environ-first | reads its environment | EACCES
 descriptors-first | lists its descriptors | EACCES
 root-of-first | goes to its root | EACCES
@@ -86,7 +86,7 @@ other-user-maps | reads the mappings of another user's process | untried: root; 
 const fileRows = `
 chroot-dotdot | leaves its root by chroot and .. | own root; EPERM
 chroot-kept | leaves its root by a kept descriptor | own root; EPERM
-handle-of-root | opens the root by a number | EPERM
+handle-of-root | opens the root by a number | EPERM | @syscall
 attribute-overlay | forges overlayfs's opaque mark | EPERM
 attribute-redirect | forges overlayfs's redirection | EPERM
 attribute-origin | forges overlayfs's origin | EPERM

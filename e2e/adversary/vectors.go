@@ -21,11 +21,14 @@ type Vector struct {
 	// Recorded is the type of event that the attempt leaves in the record of the
 	// sandbox beside the beginning and the end of its command; empty: none.
 	Recorded dsec.EventType
+	// Evidence is the kind of audit record that names the attempt's command, beside those of
+	// the programs it started; empty: none.
+	Evidence dsec.AuditKind
 }
 
 // group is vectors that one wall stops. A row of them is
 //
-//	name | what it tries | answer of root [; of the user] [| !why there is no control] [| ?why it works] [| +recorded]
+//	name | what it tries | answer of root [; of the user] [| !why there is no control] [| ?why it works] [| +recorded] [| @evidence]
 type group struct {
 	class, wall, rows string
 }
@@ -63,8 +66,10 @@ func (g group) vector(row string) (Vector, error) {
 			v.Limit = more[1:]
 		case strings.HasPrefix(more, "+"):
 			v.Recorded = dsec.EventType(more[1:])
+		case strings.HasPrefix(more, "@"):
+			v.Evidence = dsec.AuditKind(more[1:])
 		default:
-			return Vector{}, fmt.Errorf("read vector %q: want !, ? or + before %q", row, more)
+			return Vector{}, fmt.Errorf("read vector %q: want !, ?, + or @ before %q", row, more)
 		}
 	}
 	return v, nil
@@ -92,6 +97,9 @@ func Document(all []Vector) string {
 		}
 		if v.Recorded != "" {
 			answer += ", event " + string(v.Recorded)
+		}
+		if v.Evidence != "" {
+			answer += ", audit " + string(v.Evidence)
 		}
 		if v.Control != "" {
 			answer += " (no control: " + v.Control + ")"
