@@ -47,16 +47,16 @@ func (o *told) of(id dsec.SandboxID) []dsec.AuditRecord {
 
 func openWitness(t testing.TB, k audit.Keeper, o *told) *Witness {
 	t.Helper()
-	return openAs(t, k, o, false)
+	return openAs(t, k, o, byLoads)
 }
 
-// openAs opens one that has no more from the kernel than one without a description of its types gives.
-func openAs(t testing.TB, k audit.Keeper, o *told, plain bool) *Witness {
+// openAs opens one whose program has no more from the kernel than others give.
+func openAs(t testing.TB, k audit.Keeper, o *told, f form) *Witness {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("programs of the kernel are loaded by root, and this test runs without it")
 	}
-	w, err := Open(t.Context(), Config{Keeper: k, Name: fmt.Sprint("test", os.Getpid()), Base: base, Take: o.take, Cache: &procinfo.Cache{}, Log: slog.New(slog.DiscardHandler), plain: plain})
+	w, err := Open(t.Context(), Config{Keeper: k, Name: fmt.Sprint("test", os.Getpid()), Base: base, Take: o.take, Cache: &procinfo.Cache{}, Log: slog.New(slog.DiscardHandler), form: f})
 	if errors.Is(err, unix.EPERM) {
 		t.Skip("tried and refused: ", err)
 	}
@@ -86,15 +86,15 @@ func as(t testing.TB, n, uid uint32, argv ...string) {
 }
 
 func TestStartsAreToldWithWhoAndWhat(t *testing.T) {
-	for name, plain := range map[string]bool{"by the program": false, "by proc": true} {
-		t.Run(name, func(t *testing.T) { whoAndWhat(t, plain) })
+	for name, f := range map[string]form{"by loads": byLoads, "by helper": byHelper, "by proc": byProc} {
+		t.Run(name, func(t *testing.T) { whoAndWhat(t, f) })
 	}
 }
 
-func whoAndWhat(t *testing.T, plain bool) {
+func whoAndWhat(t *testing.T, f form) {
 	k, o := linux.NewKeeper(), &told{}
 	defer k.Close()
-	w := openAs(t, k, o, plain)
+	w := openAs(t, k, o, f)
 	id, other := newID(), newID()
 	must(t, w.Add(t.Context(), audit.Subject{ID: id, UID: base}, false))
 	must(t, w.Add(t.Context(), audit.Subject{ID: other, UID: base + 1<<idsOf}, false))
