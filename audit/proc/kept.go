@@ -141,9 +141,10 @@ func (k *kept) attach(c Config) (link.Link, error) {
 	}
 	defer func() { _ = scratch.Close() }() // the program has it
 	m := maps{k.subjects, k.ring, scratch}
-	if !c.plain {
+	if c.form != byProc {
 		o, err := kernelOffsets()
 		if err == nil {
+			o.open = o.open && c.form != byHelper
 			var l link.Link
 			if l, err = attach(program(c.Base, m, &o)); err == nil {
 				return l, nil

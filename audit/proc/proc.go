@@ -59,8 +59,17 @@ type Config struct {
 	Cache  *procinfo.Cache // is told of each process
 	Log    *slog.Logger
 
-	plain bool // as where the kernel does not describe its types
+	form form // of the program, for tests
 }
+
+// form is by what the program tells more than helpers do: what the kernel lets it.
+type form int
+
+const (
+	byLoads  form = iota // typed ones
+	byHelper             // the numbers by a helper: struct pid has an array of one, as in kernels up to about 6.4
+	byProc               // nothing: the kernel does not describe its types
+)
 
 // Witness implements audit.Witness.
 type Witness struct {

@@ -200,7 +200,8 @@ func (o *offsets) ids() asm.Instructions {
 const deepest = 4
 
 // innermost loads into R2 the number that the pid in R1 has in its own namespace, 0 in ours. Offsets
-// must be constants. A kernel whose struct has an array of one has it read by a helper.
+// must be constants. The number is loaded, or read by a helper where the verifier lets only
+// the first of the array be loaded.
 func (o *offsets) innermost(prefix, otherwise string) asm.Instructions {
 	test := func(level int16) string { return fmt.Sprint(prefix, level) }
 	p := asm.Instructions{

@@ -139,12 +139,12 @@ var hasTypes = sync.OnceValue(func() error {
 
 // startedBy is what was told of what a role started, but for the role's own start, and what was lost.
 // Nobody reads while it runs, if blind.
-func startedBy(t *testing.T, role string, plain, blind bool) (got []dsec.AuditRecord, lost int64, pids []string) {
+func startedBy(t *testing.T, role string, f form, blind bool) (got []dsec.AuditRecord, lost int64, pids []string) {
 	t.Helper()
 	k, o := linux.NewKeeper(), &told{}
 	defer k.Close()
 	id := newID()
-	w := openAs(t, k, o, plain)
+	w := openAs(t, k, o, f)
 	must(t, w.Add(t.Context(), audit.Subject{ID: id, UID: base}, false))
 	if !blind {
 		must(t, w.Start())
@@ -174,7 +174,13 @@ const shortOnes = 500
 // TestShortProgramsAreToldWhole: each has its arguments, its number, and its parent's.
 func TestShortProgramsAreToldWhole(t *testing.T) {
 	needsTypes(t)
-	got, lost, pids := startedBy(t, fmt.Sprint("short-", shortOnes), false, false)
+	for name, f := range map[string]form{"by loads": byLoads, "by helper": byHelper} {
+		t.Run(name, func(t *testing.T) { shortAreWhole(t, f) })
+	}
+}
+
+func shortAreWhole(t *testing.T, f form) {
+	got, lost, pids := startedBy(t, fmt.Sprint("short-", shortOnes), f, false)
 	if len(got) != shortOnes || lost != 0 || len(pids) != shortOnes {
 		t.Fatalf("%d of %d are told, %d lost", len(got), len(pids), lost)
 	}
@@ -195,7 +201,7 @@ func TestShortProgramsAreToldWhole(t *testing.T) {
 
 // TestWithoutTypesProcIsAsked: as many are told, and of those that still were there all of it.
 func TestWithoutTypesProcIsAsked(t *testing.T) {
-	got, lost, pids := startedBy(t, fmt.Sprint("short-", shortOnes), true, false)
+	got, lost, pids := startedBy(t, fmt.Sprint("short-", shortOnes), byProc, false)
 	if len(got) != shortOnes || lost != 0 {
 		t.Fatalf("%d are told, %d lost", len(got), lost)
 	}
@@ -218,7 +224,7 @@ func TestWithoutTypesProcIsAsked(t *testing.T) {
 // TestHostileArgumentsAreTold: all of them had ended before anybody read.
 func TestHostileArgumentsAreTold(t *testing.T) {
 	needsTypes(t)
-	got, lost, _ := startedBy(t, "hostile", false, true)
+	got, lost, _ := startedBy(t, "hostile", byLoads, true)
 	if len(got) != len(hostileArgs)+1 || lost != 0 {
 		t.Fatalf("%d are told, %d lost", len(got), lost)
 	}
@@ -239,9 +245,11 @@ func TestHostileArgumentsAreTold(t *testing.T) {
 // TestNestedNumbersAreOfEachOnesOwn: a container in the sandbox counts from 1 again.
 func TestNestedNumbersAreOfEachOnesOwn(t *testing.T) {
 	needsTypes(t)
-	got, _, _ := startedBy(t, "nested", false, true)
-	if len(got) != 1 || got[0].PID != 1 || got[0].PPID != 1 || len(got[0].Args) != 3 {
-		t.Errorf("%+v", got)
+	for _, f := range []form{byLoads, byHelper} {
+		got, _, _ := startedBy(t, "nested", f, true)
+		if len(got) != 1 || got[0].PID != 1 || got[0].PPID != 1 || len(got[0].Args) != 3 {
+			t.Errorf("%d: %+v", f, got)
+		}
 	}
 }
 
@@ -249,7 +257,7 @@ func TestNestedNumbersAreOfEachOnesOwn(t *testing.T) {
 func TestLongArgumentsPushNothingOut(t *testing.T) {
 	needsTypes(t)
 	const n = richBytes/mostArgs + 200
-	got, lost, _ := startedBy(t, fmt.Sprint("long-", n), false, true)
+	got, lost, _ := startedBy(t, fmt.Sprint("long-", n), byLoads, true)
 	if len(got)+int(lost) != n {
 		t.Fatalf("%d of %d told, %d lost", len(got), n, lost)
 	}

@@ -40,8 +40,7 @@ func TestRootfs(t *testing.T) {
 	}
 }
 
-// The kernel has an array of one in struct pid there, which is read by a helper. Without
-// types /proc is asked.
+// The oldest kernel's types and verifier are others.
 func TestProgramsAreWitnessed(t *testing.T) {
 	ok := inGuest(t, "github.com/opendsec/dsec/audit/proc", "", Job{})
 	for _, name := range []string{"TestShortProgramsAreToldWhole", "TestHostileArgumentsAreTold", "TestNestedNumbersAreOfEachOnesOwn", "TestLongArgumentsPushNothingOut",
