@@ -15,7 +15,7 @@ import (
 
 // kernel fetches the kernel; without DSEC_VM the tests of this package are
 // not run, because under emulation they take minutes.
-func kernel(t *testing.T) Kernel {
+func kernel(t *testing.T) *Kernel {
 	t.Helper()
 	if os.Getenv("DSEC_VM") == "" {
 		t.Skip("a VM without KVM takes minutes: set DSEC_VM=1, or run scripts/test.sh vm")
@@ -27,6 +27,7 @@ func kernel(t *testing.T) Kernel {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(k.Close)
 	return k
 }
 
@@ -38,7 +39,7 @@ func cacheDir(t *testing.T) string {
 	return dir
 }
 
-func run(t *testing.T, k Kernel, limit time.Duration, j Job) Result {
+func run(t *testing.T, k *Kernel, limit time.Duration, j Job) Result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
