@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/opendsec/dsec/internal/debian"
 )
@@ -20,10 +21,12 @@ import (
 // which let nothing but apt out can so build a kernel, and nothing that apt has
 // verified has to be believed: the one who asks verifies all of it again.
 type mirror struct {
-	dir     string   // apt's state, kept between runs
+	dir     string   // apt's state, and what it fetched
 	options []string // for every program of apt
 	server  *httptest.Server
-	files   map[string]string // path of a URL → apt's file
+
+	mu    sync.Mutex        // one apt at a time
+	files map[string]string // path of a URL → apt's file; nil: apt was not asked yet
 }
 
 // startMirror begins to serve the Debian suites of the machine's sources with
@@ -79,7 +82,7 @@ func (m *mirror) apt(ctx context.Context, args ...string) ([]byte, error) {
 	return out, err
 }
 
-// update fetches the lists and notes which file of apt's is which.
+// update has apt fetch the lists, once, and notes which file of apt's is which.
 func (m *mirror) update(ctx context.Context) error {
 	if m.files != nil {
 		return nil
@@ -99,7 +102,7 @@ func (m *mirror) update(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.files = map[string]string{}
+	files := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		w := strings.Fields(line)
 		if len(w) != 4 {
@@ -110,16 +113,19 @@ func (m *mirror) update(ctx context.Context) error {
 				continue
 			}
 			base := strings.TrimPrefix(served[i].URI, m.server.URL) + "/dists/" + s.Suite + "/"
-			m.files[base+w[2]] = w[3]
+			files[base+w[2]] = w[3]
 			// apt names the file by the address, of which the list's has more.
 			release, _, _ := strings.Cut(w[3], "_dists_"+s.Suite+"_")
-			m.files[base+"InRelease"] = release + "_dists_" + s.Suite + "_InRelease"
+			files[base+"InRelease"] = release + "_dists_" + s.Suite + "_InRelease"
 		}
 	}
+	m.files = files
 	return nil
 }
 
 func (m *mirror) serve(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if err := m.update(ctx); err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
@@ -141,10 +147,11 @@ func (m *mirror) serve(ctx context.Context, w http.ResponseWriter, r *http.Reque
 		return
 	}
 	file := filepath.Join(m.dir, "archives", base)
-	if _, err := m.apt(ctx, "download", parts[0]+"="+parts[1]); err != nil {
-		http.Error(w, err.Error(), http.StatusBadGateway)
-		return
+	if _, err := os.Stat(file); err != nil {
+		if _, err := m.apt(ctx, "download", parts[0]+"="+parts[1]); err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
 	}
 	http.ServeFile(w, r, file)
-	_ = os.Remove(file) // the cache has it
 }

@@ -18,7 +18,7 @@ import (
 // How a mirror is asked.
 const (
 	tries     = 5                // in a row that bring nothing
-	stall     = 30 * time.Second // without a byte
+	longStall = 30 * time.Second // without a byte
 	longPause = 2 * time.Minute  // the longest a mirror may ask to wait
 )
 
@@ -26,6 +26,7 @@ const (
 type fetcher struct {
 	client *http.Client
 	pause  time.Duration // before the second try, doubled with each
+	stall  time.Duration // without a byte: the connection counts as broken
 }
 
 // fetch writes what is at url to f, from its beginning, and returns the number
@@ -67,7 +68,7 @@ func (c fetcher) once(ctx context.Context, url string, f *os.File, at *int64, li
 	const op = "fetch"
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	quiet := time.AfterFunc(stall, func() { cancel(fmt.Errorf("no byte in %v", stall)) })
+	quiet := time.AfterFunc(c.stall, func() { cancel(fmt.Errorf("no byte in %v", c.stall)) })
 	defer quiet.Stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -103,7 +104,7 @@ func (c fetcher) once(ctx context.Context, url string, f *os.File, at *int64, li
 	buf := make([]byte, 128<<10)
 	for {
 		n, readErr := body.Read(buf)
-		quiet.Reset(stall)
+		quiet.Reset(c.stall)
 		if _, err := f.WriteAt(buf[:n], *at); err != nil {
 			return 0, diskError("write", f.Name(), err)
 		}

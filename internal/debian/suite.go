@@ -67,7 +67,7 @@ func Open(ctx context.Context, codename string, cfg Config) (*Suite, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Suite{cfg: cfg, get: fetcher{cfg.Client, cfg.Pause}}
+	s := &Suite{cfg: cfg, get: fetcher{cfg.Client, cfg.Pause, longStall}}
 	for _, src := range cfg.Sources {
 		same := func(p part) bool { return p.URI == src.URI && p.Suite == src.Suite }
 		if !src.serves(codename, cfg.Keyring) || slices.ContainsFunc(s.parts, same) {

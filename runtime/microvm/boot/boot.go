@@ -19,8 +19,8 @@
 //	newest-<codename>.json     the lock of what was taken for one that was gone
 //	lock                       held with flock(2) by who makes something
 //
-// Nothing removes old kernels from the cache; the whole of it may be removed
-// at any time that nobody builds.
+// Nothing removes old kernels and lists of packages from the cache; the whole of
+// it may be removed at any time that nobody builds or boots.
 package boot
 
 import (
@@ -128,11 +128,16 @@ func (cfg Config) make(ctx context.Context, deb string, took Lock) (Kernel, erro
 	if err != nil {
 		return Kernel{}, err
 	}
+	if took.Vmlinux != "" && took.Vmlinux != t.index.Vmlinux {
+		return Kernel{}, dsec.Errorf(dsec.Corrupt, "check kernel", took.Package,
+			"the kernel in it has the digest %s; the lock file says %s", t.index.Vmlinux, took.Vmlinux)
+	}
 	took.Vmlinux = t.index.Vmlinux
 	k := Kernel{Release: t.index.Release, Lock: took, Pinned: took.Deb == cfg.Lock.Deb, Image: t.path("vmlinux")}
-	if k.Pinned && took.Vmlinux != cfg.Lock.Vmlinux {
-		return Kernel{}, dsec.Errorf(dsec.Corrupt, "check kernel", took.Package,
-			"the kernel in it has the digest %s; the lock file says %s", took.Vmlinux, cfg.Lock.Vmlinux)
+	if !k.Pinned {
+		if err := cfg.remember(took); err != nil {
+			return Kernel{}, err
+		}
 	}
 	if k.Modules, err = t.index.order(cfg.Modules); err != nil {
 		return Kernel{}, err

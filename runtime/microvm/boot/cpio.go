@@ -41,7 +41,7 @@ func NewArchive(w io.Writer) *Archive {
 
 // Dir makes a directory and those above it, if they are not there.
 func (a *Archive) Dir(name string) {
-	if name == "." || a.names[name] || a.err != nil {
+	if name == "." || name == "/" || a.names[name] || a.err != nil {
 		return
 	}
 	a.Dir(path.Dir(name))

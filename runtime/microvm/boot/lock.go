@@ -1,6 +1,7 @@
 package boot
 
 import (
+	"bytes"
 	"context"
 	_ "embed"
 	"encoding/hex"
@@ -143,11 +144,20 @@ func (cfg Config) newest(ctx context.Context, suite *debian.Suite) (deb string, 
 	}
 	took = pinned
 	took.Package, took.Version, took.Deb, took.Vmlinux = p.Name, p.Version, p.SHA256, ""
+	return deb, took, nil
+}
+
+// remember keeps what was taken for a pinned kernel that was gone.
+func (cfg Config) remember(took Lock) error {
 	text, err := json.MarshalIndent(took, "", "  ")
 	if err != nil {
-		return "", Lock{}, dsec.E(dsec.Internal, op, p.Name, err)
+		return dsec.E(dsec.Internal, "write", cfg.newestFile(), err)
 	}
-	return deb, took, writeFile(cfg.Cache, cfg.newestFile(), append(text, '\n'))
+	text = append(text, '\n')
+	if old, err := os.ReadFile(cfg.newestFile()); err == nil && bytes.Equal(old, text) {
+		return nil
+	}
+	return writeFile(cfg.Cache, cfg.newestFile(), text)
 }
 
 func (cfg Config) newestFile() string {
@@ -164,8 +174,8 @@ func (cfg Config) earlier(cache debian.Cache, cause error) (string, Lock, error)
 	if err != nil {
 		return "", Lock{}, cause
 	}
-	var took Lock
-	if err := decodeStrict(text, &took); err != nil || took.Newest != cfg.Lock.Newest {
+	took, err := ParseLock(text)
+	if err != nil || took.Newest != cfg.Lock.Newest {
 		return "", Lock{}, cause
 	}
 	deb, err := cache.Path(took.Deb)
