@@ -108,6 +108,7 @@ func TestHostilePackages(t *testing.T) {
 		{"damaged xz", data(".xz", []byte("\xfd7zXZ\x00 nothing")), "xz"},
 		{"xz that wants memory", data(".xz", wide.Bytes()), "dictionary"},
 		{"cut off", good[:len(good)-40], ""},
+		{"damaged behind the tar", flipped(good, len(good)-20), ""},
 		{"cut off in the tar", data("", debiantest.Tar(t, file("./a"))[:515]), ""},
 		{"above the root", debiantest.Deb(t, "", file("./../etc/passwd")), "leaves the root"},
 		{"above the root, later", debiantest.Deb(t, "", file("./a/../../b")), "leaves the root"},
@@ -129,6 +130,12 @@ func TestHostilePackages(t *testing.T) {
 	if _, err := read(bomb, small, func(string) bool { return false }); dsec.ClassOf(err) != dsec.Corrupt || !strings.Contains(err.Error(), "more than 1048576 bytes") {
 		t.Errorf("a bomb: %v", err)
 	}
+}
+
+func flipped(b []byte, at int) []byte {
+	b = bytes.Clone(b)
+	b[at] ^= 1
+	return b
 }
 
 // An error of the caller's is the caller's, not one of the archive.

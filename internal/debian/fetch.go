@@ -34,10 +34,9 @@ type fetcher struct {
 // from the last byte that came. More than limit bytes are refused.
 func (c fetcher) fetch(ctx context.Context, url string, f *os.File, limit int64) (int64, error) {
 	const op = "fetch"
-	var at int64
+	var at, furthest int64
 	pause := c.pause
 	for failed := 0; ; {
-		before := at
 		wait, err := c.once(ctx, url, f, &at, limit)
 		if err == nil {
 			return at, nil
@@ -48,8 +47,9 @@ func (c fetcher) fetch(ctx context.Context, url string, f *os.File, limit int64)
 		if dsec.ClassOf(err) != dsec.Unavailable {
 			return at, err
 		}
-		if failed++; at > before {
-			failed, pause = 1, c.pause
+		// Only what is new counts: a mirror that begins anew each time may break elsewhere each time.
+		if failed++; at > furthest {
+			furthest, failed, pause = at, 1, c.pause
 		}
 		if failed >= tries {
 			return at, err

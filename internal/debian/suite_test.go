@@ -266,6 +266,28 @@ func TestABrokenDownloadIsTakenUpWhereItBroke(t *testing.T) {
 	clean(t, dir)
 }
 
+// A mirror that knows no ranges begins anew each time, and is given up though
+// bytes come each time.
+func TestAMirrorThatAlwaysBreaksIsGivenUp(t *testing.T) {
+	a := archive(t)
+	a.Publish()
+	var n atomic.Int32
+	a.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, ".deb") {
+			return false
+		}
+		content := a.File(r.URL.Path)
+		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
+		_, _ = w.Write(content[:200000+100000*(n.Add(1)%2)])
+		panic(http.ErrAbortHandler)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := get(ctx, config(t, a, t.TempDir())); dsec.ClassOf(err) != dsec.Unavailable || n.Load() > 2*tries {
+		t.Errorf("%v after %d requests", err, n.Load())
+	}
+}
+
 // A file that becomes another between two pieces is asked for once more, whole.
 func TestPiecesOfTwoStatesAreNotPutTogether(t *testing.T) {
 	a := archive(t)
@@ -345,12 +367,40 @@ func TestAMirrorThatSaysNothingMoreIsGivenUp(t *testing.T) {
 	if _, err := s.Fetch(t.Context(), found[0]); dsec.ClassOf(err) != dsec.Unavailable || !strings.Contains(err.Error(), "no byte in") {
 		t.Errorf("a mirror that hangs: %v", err)
 	}
+	a.Intercept(func(_ http.ResponseWriter, r *http.Request) bool { <-r.Context().Done(); return true })
+	if _, err := s.Fetch(t.Context(), found[0]); dsec.ClassOf(err) != dsec.Unavailable || !strings.Contains(err.Error(), "no byte in") {
+		t.Errorf("a mirror that does not answer: %v", err)
+	}
 	s.get.stall = time.Hour
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := s.Fetch(ctx, found[0]); dsec.ClassOf(err) != dsec.Timeout {
 		t.Errorf("the caller's time is over: %v", err)
 	}
+}
+
+// A mirror need not say how much comes.
+func TestAnAnswerWithoutAnEndIsRefused(t *testing.T) {
+	a := archive(t)
+	a.Publish()
+	var n atomic.Int32
+	a.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, ".deb") {
+			return false
+		}
+		n.Add(1)
+		for r.Context().Err() == nil {
+			if _, err := w.Write(make([]byte, 1<<16)); err != nil {
+				break
+			}
+		}
+		return true
+	})
+	dir := t.TempDir()
+	if _, err := get(t.Context(), config(t, a, dir)); dsec.ClassOf(err) != dsec.Corrupt || n.Load() != 1 {
+		t.Errorf("%v after %d requests", err, n.Load())
+	}
+	clean(t, dir)
 }
 
 func TestADamagedFileOfTheCacheIsFetchedAgain(t *testing.T) {
