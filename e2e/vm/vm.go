@@ -3,6 +3,9 @@
 // the tests do not have. It needs no KVM and no root, and touches nothing of
 // the machine but its cache directory.
 //
+// The kernel and what all guests have of their initramfs are made by
+// runtime/microvm/boot, out of what the machine's apt can fetch.
+//
 // A Job is a few files and a shell script. The guest is an initramfs of
 // busybox, the kernel modules asked for and those files, with an empty disk
 // at /dev/vda; it powers off when the script ends. Whatever happens in it, Run

@@ -49,7 +49,7 @@ func TestSourcesOfApt(t *testing.T) {
 	}
 	var got []string
 	for _, s := range all {
-		got = append(got, fmt.Sprintf("%s %s %s %q %v", s.URI, s.Suite, strings.Join(s.Components, "+"), s.SignedBy, s.serves("book", "/usr/k.gpg")))
+		got = append(got, fmt.Sprintf("%s %s %s %q %v", s.URI, s.Suite, strings.Join(s.Components, "+"), s.SignedBy, s.serves("book") && !s.others("/usr/k.gpg")))
 	}
 	want := []string{
 		`http://mirror.example/debian book main+contrib "" true`,
@@ -60,6 +60,9 @@ func TestSourcesOfApt(t *testing.T) {
 		`http://two.example/d book-updates main "/usr/k.gpg" true`,
 		`http://inline.example/d book main "" false`,
 		`http://security.example/s book-security main "" true`,
+		`http://d.example book main "/usr/share/keyrings/debian-archive-book-stable.gpg" true`,
+		`http://back.example book-backports main "" false`,
+		`http://x.example bookish main "" false`,
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

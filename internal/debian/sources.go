@@ -151,13 +151,16 @@ func (s *Source) add(uri string) bool {
 	return true
 }
 
-// serves reports whether a source is a part of the release with this codename,
-// signed with a key of this keyring as far as the configuration tells. An
-// archive of somebody else with its own key is not one.
-func (s Source) serves(codename, keyring string) bool {
+// serves reports whether a source is a part of the release with this codename.
+func (s Source) serves(codename string) bool {
 	rest, ok := strings.CutPrefix(s.Suite, codename)
-	if !ok || (rest != "" && rest[0] != '-') || strings.Contains(rest, "backports") || !slices.Contains(s.Components, "main") {
-		return false
-	}
-	return !s.Embedded && (s.SignedBy == "" || slices.Contains(strings.Split(s.SignedBy, ","), keyring))
+	return ok && (rest == "" || rest[0] == '-') && !strings.Contains(rest, "backports") && slices.Contains(s.Components, "main")
+}
+
+// others reports whether the configuration names another's keys for a source.
+// Debian's own are in several files.
+func (s Source) others(keyring string) bool {
+	return s.Embedded || s.SignedBy != "" && !slices.ContainsFunc(strings.Split(s.SignedBy, ","), func(file string) bool {
+		return file == keyring || strings.HasPrefix(filepath.Base(file), "debian-archive-")
+	})
 }

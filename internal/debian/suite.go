@@ -70,7 +70,11 @@ func Open(ctx context.Context, codename string, cfg Config) (*Suite, error) {
 	s := &Suite{cfg: cfg, get: fetcher{cfg.Client, cfg.Pause, longStall}}
 	for _, src := range cfg.Sources {
 		same := func(p part) bool { return p.URI == src.URI && p.Suite == src.Suite }
-		if !src.serves(codename, cfg.Keyring) || slices.ContainsFunc(s.parts, same) {
+		if !src.serves(codename) || slices.ContainsFunc(s.parts, same) {
+			continue
+		}
+		if src.others(cfg.Keyring) {
+			slog.Warn("a source of apt is not asked: it is signed by others", "url", src.URI, "suite", src.Suite, "in", src.From, "keyring", cfg.Keyring)
 			continue
 		}
 		url := src.URI + "/dists/" + src.Suite + "/InRelease"
