@@ -36,7 +36,8 @@ func TestSourcesOfApt(t *testing.T) {
 	dir := writeTree(t, map[string]string{
 		"sources.list": "# a comment\ndeb http://mirror.example/debian/ book main contrib # another\ndeb-src http://mirror.example/debian book main\n" +
 			"deb cdrom:[Debian 12]/ book main\ndeb [ arch=amd64 signed-by=/k.gpg trusted=yes ] https://other.example/d tool stable\n",
-		"sources.list.d/b.list": "deb file:/srv/debian book main\ndeb http://security.example/s book-security main\n",
+		"sources.list.d/b.list": "deb file:/srv/debian book main\ndeb http://security.example/s book-security main\n" +
+			"deb [signed-by=/usr/share/keyrings/debian-archive-book-stable.gpg] http://d.example book main\ndeb http://back.example book-backports main\ndeb http://x.example bookish main\n",
 		"sources.list.d/a.sources": "# of the installer\nTypes: deb deb-src\nURIs: http://one.example/d http://two.example/d/\nSuites: book book-updates\n" +
 			"Components: main\nSigned-By: /usr/k.gpg\n\nEnabled: no\nTypes: deb\nURIs: http://off.example\nSuites: book\nComponents: main\n\n" +
 			"Types: deb\nURIs: http://inline.example/d\nSuites: book\nComponents: main\nSigned-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abc\n\n" +
