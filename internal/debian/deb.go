@@ -50,6 +50,9 @@ func EachFile(r io.Reader, object string, lim Limits, want func(name string) boo
 		return dsec.E(dsec.Corrupt, op, object, err)
 	}
 	plain, done, err := decompress(data, suffix)
+	if dsec.ClassOf(err) == dsec.Unsupported {
+		return dsec.E(dsec.Unsupported, op, object, err)
+	}
 	if err != nil {
 		return dsec.E(dsec.Corrupt, op, object, err)
 	}
@@ -244,7 +247,8 @@ func decompress(r io.Reader, suffix string) (plain io.Reader, done func(), err e
 }
 
 // Unxz decompresses xz, but no stream that would take more than 128 MiB of
-// memory as its first block says.
+// memory as its first block says: that is corrupt. unsupported if the block has
+// another filter than LZMA2, as kernels for many machines have for their code.
 func Unxz(r io.Reader) (io.Reader, error) {
 	br := bufio.NewReaderSize(r, 1<<17)
 	// The header of the stream has 12 bytes, that of a block begins with its size.
@@ -260,11 +264,16 @@ func Unxz(r io.Reader) (io.Reader, error) {
 				at++
 			}
 		}
-		if at+2 < len(head) && head[at] == 0x21 && head[at+1] == 1 {
-			if n, err := lzma.DecodeDictCap(head[at+2]); err != nil || n > largestDict {
-				return nil, fmt.Errorf("xz: a dictionary of %d bytes, at most %d", n, largestDict)
-			}
+		if filters := head[13]&3 + 1; filters != 1 || at+2 >= len(head) || head[at] != 0x21 || head[at+1] != 1 {
+			return nil, dsec.Errorf(dsec.Unsupported, "decompress", "xz", "%d filters, only LZMA2 alone is read", filters)
+		}
+		if n, err := lzma.DecodeDictCap(head[at+2]); err != nil || n > largestDict {
+			return nil, dsec.Errorf(dsec.Corrupt, "decompress", "xz", "a dictionary of %d bytes, at most %d", n, largestDict)
 		}
 	}
-	return xz.NewReader(br)
+	x, err := xz.NewReader(br)
+	if err != nil {
+		return nil, dsec.E(dsec.Corrupt, "decompress", "xz", err)
+	}
+	return x, nil
 }

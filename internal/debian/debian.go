@@ -18,6 +18,7 @@
 //	permission_denied  a signature that is missing, wrong, or of somebody else
 //	corrupt            a digest, a size or a format that is not what was promised; an expired or older Release
 //	unavailable        the mirror is away, and stayed away over all tries
+//	unsupported        a compression that is not read here
 //	no_space           the disk of the cache
 //
 // Files that were fetched are in a Cache, by digest. Several processes may use

@@ -126,7 +126,7 @@ func (u *unpack) file(name string, size int64, r io.Reader) error {
 	if strings.HasSuffix(name, ".xz") {
 		var err error
 		if r, err = debian.Unxz(r); err != nil {
-			return dsec.E(dsec.Corrupt, "decompress", name, err)
+			return dsec.E(dsec.ClassOf(err), "decompress", name, err)
 		}
 	}
 	content, err := io.ReadAll(io.LimitReader(r, maxVmlinux+1))

@@ -91,11 +91,7 @@ func unpacker(packed []byte) (io.Reader, error) {
 	alone := bytes.NewReader(packed[:len(packed)-4])
 	switch {
 	case bytes.HasPrefix(packed, []byte("\xfd7zXZ\x00")):
-		r, err := debian.Unxz(alone)
-		if err != nil {
-			return nil, dsec.E(dsec.Corrupt, "decompress", "xz", err)
-		}
-		return r, nil
+		return debian.Unxz(alone)
 	case bytes.HasPrefix(packed, []byte{0x02, 0x21, 0x4c, 0x18}):
 		return lz4.NewReader(alone), nil
 	case bytes.HasPrefix(packed, []byte{0x28, 0xb5, 0x2f, 0xfd}):

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -54,6 +55,22 @@ func TestWhatIsNoKernel(t *testing.T) {
 		if dsec.ClassOf(err) != c.class || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v (%s), want %s with %q", c.name, err, dsec.ClassOf(err), c.class, c.text)
 		}
+	}
+}
+
+// The kernel's build puts a filter for x86 code before LZMA2, as the real tool
+// does here.
+func TestAnXZWithAFilterForCodeIsSaidToBeUnsupported(t *testing.T) {
+	plain := fakeVmlinux(t, "x")
+	cmd := exec.Command("xz", "--check=crc32", "--x86", "--lzma2", "--stdout")
+	cmd.Stdin = bytes.NewReader(plain)
+	packed, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("xz: %v", err)
+	}
+	_, err = Vmlinux(vmlinuz(binary.LittleEndian.AppendUint32(packed, uint32(len(plain)))))
+	if dsec.ClassOf(err) != dsec.Unsupported || !strings.Contains(err.Error(), "filters") {
+		t.Errorf("%v (%s)", err, dsec.ClassOf(err))
 	}
 }
 
