@@ -34,7 +34,7 @@ type mirror struct {
 // configuration directory which names the mirror instead.
 func startMirror(ctx context.Context, dir, codename string) (*mirror, error) {
 	m := &mirror{dir: dir}
-	for _, d := range []string{"lists/partial", "archives/partial", "real", "served"} {
+	for _, d := range []string{"lists/partial", "archives/partial", "theirs", "served"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, err
 		}
@@ -44,22 +44,22 @@ func startMirror(ctx context.Context, dir, codename string) (*mirror, error) {
 		return nil, err
 	}
 	m.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(ctx, w, r) }))
-	var real, served strings.Builder
+	var theirs, served strings.Builder
 	for i, s := range sources {
-		if s.Suite != codename && s.Suite != codename+"-updates" && s.Suite != codename+"-security" {
+		if !s.IsOf(codename, keyring) {
 			continue
 		}
-		fmt.Fprintf(&real, "deb [signed-by=%s] %s %s main\n", keyring, s.URI, s.Suite)
+		fmt.Fprintf(&theirs, "deb [signed-by=%s] %s %s main\n", keyring, s.URI, s.Suite)
 		fmt.Fprintf(&served, "deb [signed-by=%s] %s/%d %s main\n", keyring, m.server.URL, i, s.Suite)
 	}
-	for name, text := range map[string]string{"real": real.String(), "served": served.String()} {
+	for name, text := range map[string]string{"theirs": theirs.String(), "served": served.String()} {
 		if err := os.WriteFile(filepath.Join(dir, name, "sources.list"), []byte(text), 0o644); err != nil {
 			m.server.Close()
 			return nil, err
 		}
 	}
 	m.options = []string{"-o", "Dir::State::Lists=" + filepath.Join(dir, "lists"), "-o", "Dir::Cache::Archives=" + filepath.Join(dir, "archives"),
-		"-o", "Dir::Etc::SourceList=" + filepath.Join(dir, "real", "sources.list"), "-o", "Dir::Etc::SourceParts=-", "-o", "Dir::Cache::PkgCache=", "-o", "Dir::Cache::SrcPkgCache="}
+		"-o", "Dir::Etc::SourceList=" + filepath.Join(dir, "theirs", "sources.list"), "-o", "Dir::Etc::SourceParts=-", "-o", "Dir::Cache::PkgCache=", "-o", "Dir::Cache::SrcPkgCache="}
 	return m, nil
 }
 
@@ -98,7 +98,7 @@ func (m *mirror) update(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	real, err := debian.ReadSources(filepath.Join(m.dir, "real"))
+	theirs, err := debian.ReadSources(filepath.Join(m.dir, "theirs"))
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (m *mirror) update(ctx context.Context) error {
 		if len(w) != 4 {
 			continue
 		}
-		for i, s := range real {
+		for i, s := range theirs {
 			if s.URI+"/" != w[0] || s.Suite != w[1] {
 				continue
 			}

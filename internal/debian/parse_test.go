@@ -50,7 +50,7 @@ func TestSourcesOfApt(t *testing.T) {
 	}
 	var got []string
 	for _, s := range all {
-		got = append(got, fmt.Sprintf("%s %s %s %q %v", s.URI, s.Suite, strings.Join(s.Components, "+"), s.SignedBy, s.serves("book") && !s.others("/usr/k.gpg")))
+		got = append(got, fmt.Sprintf("%s %s %s %q %v", s.URI, s.Suite, strings.Join(s.Components, "+"), s.SignedBy, s.IsOf("book", "/usr/k.gpg")))
 	}
 	want := []string{
 		`http://mirror.example/debian book main+contrib "" true`,

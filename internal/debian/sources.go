@@ -151,6 +151,10 @@ func (s *Source) add(uri string) bool {
 	return true
 }
 
+// IsOf reports whether Open asks a source for this release: it is a part of it,
+// and not signed by others than the keyring has.
+func (s Source) IsOf(codename, keyring string) bool { return s.serves(codename) && !s.others(keyring) }
+
 // serves reports whether a source is a part of the release with this codename.
 func (s Source) serves(codename string) bool {
 	rest, ok := strings.CutPrefix(s.Suite, codename)
