@@ -15,7 +15,7 @@ packages=(
   mmdebstrap zstd xz-utils cpio       # the demo's base, layers in tests
   git busybox-static attr acl libcap2-bin strace # what tests run inside sandboxes
   runc crun                           # peers in the benchmark
-  qemu-system-x86 kmod                # the tests on Linux 6.1
+  qemu-system-x86                     # the tests on Linux 6.1
   gdb-minimal apparmor                # a debugger inside; the judge of the AppArmor profiles
 )
 

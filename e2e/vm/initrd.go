@@ -1,15 +1,16 @@
 package vm
 
 import (
-	"bufio"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/opendsec/dsec/runtime/microvm/boot"
 )
 
 // initScript is PID 1 of the guest. The first root file system is mounted over
@@ -43,156 +44,62 @@ sync
 poweroff -f
 `
 
-// archive writes a cpio of the "newc" kind, which the kernel unpacks as its
-// first root file system.
-type archive struct {
-	w     *bufio.Writer
-	at    int64
-	inode int
-	dirs  map[string]bool
-	err   error
-}
-
-func (a *archive) entry(name string, mode uint32, size int64, dev [2]uint32, content io.Reader) {
-	if a.err != nil {
-		return
+// writeJob writes the part of an initramfs that is a job's own.
+func writeJob(w io.Writer, j Job) error {
+	a := boot.NewArchive(w)
+	for _, d := range []string{"etc", "var", "bin", "sbin"} {
+		a.Dir(d)
 	}
-	a.inode++
-	n, err := fmt.Fprintf(a.w, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",
-		a.inode, mode, 0, 0, 1, 0, size, 0, 0, dev[0], dev[1], len(name)+1, 0, name)
-	a.at += int64(n)
-	if err == nil {
-		err = a.pad()
+	a.Text("script", j.Script, 0o755)
+	files, err := toolFiles(j.Tools)
+	if err != nil {
+		return err
 	}
-	if err == nil && content != nil {
-		var m int64
-		m, err = io.CopyN(a.w, content, size)
-		a.at += m
-		if err == nil {
-			err = a.pad()
+	for to, from := range j.Files {
+		files[strings.TrimPrefix(to, "/")] = from
+	}
+	for _, to := range slices.Sorted(maps.Keys(files)) {
+		if err := addFile(a, to, files[to]); err != nil {
+			return err
 		}
 	}
-	if err != nil {
-		a.err = fmt.Errorf("archive %s: %w", name, err)
-	}
+	return a.Close()
 }
 
-func (a *archive) pad() error {
-	n := -a.at & 3
-	a.at += n
-	_, err := a.w.Write(make([]byte, n))
-	return err
-}
-
-// dir makes a directory and those above it, once.
-func (a *archive) dir(name string) {
-	if name == "." || name == "/" || a.dirs[name] {
-		return
-	}
-	a.dir(path.Dir(name))
-	a.dirs[name] = true
-	a.entry(name, 0o040755, 0, [2]uint32{}, nil)
-}
-
-func (a *archive) text(name, content string, mode uint32) {
-	a.dir(path.Dir(name))
-	a.entry(name, 0o100000|mode, int64(len(content)), [2]uint32{}, strings.NewReader(content))
-}
-
-// file copies one of this machine; links are followed.
-func (a *archive) file(name, from string) {
-	if a.err != nil {
-		return
-	}
+// addFile copies one of this machine; links are followed.
+func addFile(a *boot.Archive, name, from string) error {
 	f, err := os.Open(from)
 	if err != nil {
-		a.err = err
-		return
+		return err
 	}
 	defer func() { _ = f.Close() }()
 	st, err := f.Stat()
 	if err != nil {
-		a.err = err
-		return
-	}
-	a.dir(path.Dir(name))
-	a.entry(name, 0o100000|uint32(st.Mode().Perm()), st.Size(), [2]uint32{}, f)
-}
-
-func (k Kernel) writeInitrd(file string, j Job) error {
-	f, err := os.Create(file)
-	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }()
-	a := &archive{w: bufio.NewWriterSize(f, 1<<20), dirs: map[string]bool{}}
-	for _, d := range []string{"dev", "proc", "sys", "tmp", "run", "root", "etc", "mnt", "var", "sbin"} {
-		a.dir(d)
-	}
-	a.entry("dev/console", 0o020600, 0, [2]uint32{5, 1}, nil) // PID 1's, before it mounts /dev
-	busybox, err := exec.LookPath("busybox")
-	if err != nil {
-		return fmt.Errorf("make initramfs: %w (package busybox-static)", err)
-	}
-	a.file("bin/busybox", busybox)
-	a.text("init", initScript, 0o755)
-	a.text("script", j.Script, 0o755)
-	a.text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n", 0o644)
-	a.text("etc/group", "root:x:0:\nnogroup:x:65534:\n", 0o644)
-	if err := k.addModules(a, j.Modules); err != nil {
-		return err
-	}
-	if err := addTools(a, j.Tools); err != nil {
-		return err
-	}
-	for to, from := range j.Files {
-		a.file(strings.TrimPrefix(to, "/"), from)
-	}
-	a.entry("TRAILER!!!", 0, 0, [2]uint32{}, nil)
-	if a.err == nil {
-		a.err = a.w.Flush()
-	}
-	return a.err
-}
-
-func (k Kernel) addModules(a *archive, names []string) error {
-	order, err := k.closure(append([]string{"virtio_pci", "virtio_blk"}, names...))
-	if err != nil {
-		return err
-	}
-	for _, f := range order {
-		a.file("modules/"+f, filepath.Join(k.modules, f))
-	}
-	var list strings.Builder
-	for _, f := range order {
-		fmt.Fprintf(&list, "modules/%s\n", f)
-	}
-	a.text("modules.order", list.String(), 0o644)
+	a.File(name, uint32(st.Mode().Perm()), st.Size(), f)
 	return nil
 }
 
-// addTools copies programs and the libraries the linker would load for them.
-func addTools(a *archive, tools []string) error {
-	var all []string
+// toolFiles are programs and the libraries the linker would load for them: path
+// in the guest → path here.
+func toolFiles(tools []string) (map[string]string, error) {
+	files := map[string]string{}
 	for _, t := range tools {
 		p, err := exec.LookPath(t)
 		if err != nil {
-			return fmt.Errorf("copy a tool: %w", err)
+			return nil, fmt.Errorf("copy a tool: %w", err)
 		}
-		a.file("sbin/"+filepath.Base(t), p)
+		files["sbin/"+filepath.Base(t)] = p
 		out, err := exec.Command("ldd", p).CombinedOutput()
 		if err != nil {
 			continue // static
 		}
 		for f := range strings.FieldsSeq(string(out)) {
 			if strings.HasPrefix(f, "/") {
-				all = append(all, f)
+				files[strings.TrimPrefix(f, "/")] = f
 			}
 		}
 	}
-	slices.Sort(all)
-	for _, lib := range slices.Compact(all) {
-		a.file(strings.TrimPrefix(lib, "/"), lib)
-	}
-	return nil
+	return files, nil
 }

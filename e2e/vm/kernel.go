@@ -2,112 +2,97 @@ package vm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strings"
+
+	"github.com/opendsec/dsec/runtime/microvm/boot"
 )
 
-// Kernel is an unpacked kernel package.
+// Kernel makes what guests are booted from, in a cache directory.
 type Kernel struct {
-	Image   string // vmlinuz
 	Release string // as uname -r says it
-	modules string // lib/modules/RELEASE
+	cache   string
+
+	mirror *mirror
 }
 
-// metaPackage depends on Debian's newest build of the kernel.
-const metaPackage = "linux-image-cloud-amd64"
-
-var release = regexp.MustCompile(`linux-image-(6\.1\.[0-9]+-[0-9]+-cloud-amd64)`)
-
-// Fetch returns the kernel from the cache directory, which apt fills once.
-func Fetch(ctx context.Context, cache string) (Kernel, error) {
-	if k, err := cached(cache); err == nil {
-		return k, nil
+// Fetch returns the kernel that this version of dsec pins, or the newest there
+// is; what is not in the cache comes through apt. The caller closes it.
+func Fetch(ctx context.Context, cache string) (*Kernel, error) {
+	lock, err := boot.Default()
+	if err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return Kernel{}, err
+		return nil, err
 	}
-	out, err := exec.CommandContext(ctx, "apt-cache", "depends", metaPackage).Output()
-	if err != nil {
-		return Kernel{}, fmt.Errorf("look for %s: %w", metaPackage, err)
-	}
-	m := release.FindStringSubmatch(string(out))
-	if m == nil {
-		return Kernel{}, fmt.Errorf("look for %s: it depends on no Linux 6.1; this is not Debian 12", metaPackage)
-	}
-	work, err := os.MkdirTemp(cache, "fetch-")
-	if err != nil {
-		return Kernel{}, err
-	}
-	defer func() { _ = os.RemoveAll(work) }()
-	script := `apt-get download -q "$1" && dpkg-deb -x ./*.deb tree && depmod -b tree "$2"`
-	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", script, "sh", m[0], m[1])
-	cmd.Dir = work
-	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return Kernel{}, fmt.Errorf("fetch %s: %w: %s", m[0], err, strings.TrimSpace(string(out)))
-	}
-	// The name appears when all is there, so that two may fetch at once.
-	if err := os.Rename(filepath.Join(work, "tree"), filepath.Join(cache, m[1])); err != nil && !errors.Is(err, os.ErrExist) {
-		return Kernel{}, err
-	}
-	return cached(cache)
-}
-
-func cached(cache string) (Kernel, error) {
-	images, err := filepath.Glob(filepath.Join(cache, "6.1.*", "boot", "vmlinuz-*"))
-	if err != nil || len(images) == 0 {
-		return Kernel{}, fmt.Errorf("find a kernel in %s: %w", cache, os.ErrNotExist)
-	}
-	image := images[len(images)-1]
-	rel := strings.TrimPrefix(filepath.Base(image), "vmlinuz-")
-	return Kernel{Image: image, Release: rel, modules: filepath.Join(filepath.Dir(filepath.Dir(image)), "lib", "modules", rel)}, nil
-}
-
-// closure returns the files of modules in loading order, needed ones first.
-func (k Kernel) closure(names []string) ([]string, error) {
-	b, err := os.ReadFile(filepath.Join(k.modules, "modules.dep"))
+	// A directory of one process: two of apt cannot share one.
+	dir, err := os.MkdirTemp(cache, "apt-")
 	if err != nil {
 		return nil, err
 	}
-	needs := map[string][]string{} // file → files, in the order of loading
-	byName := map[string]string{}
-	for line := range strings.Lines(string(b)) {
-		file, rest, ok := strings.Cut(strings.TrimSpace(line), ":")
-		if !ok {
-			continue
-		}
-		needs[file] = strings.Fields(rest)
-		byName[strings.ReplaceAll(strings.TrimSuffix(filepath.Base(file), ".ko"), "-", "_")] = file
-	}
-	builtin, err := os.ReadFile(filepath.Join(k.modules, "modules.builtin"))
-	if err != nil {
+	k := &Kernel{cache: cache}
+	if k.mirror, err = startMirror(ctx, dir, lock.Codename); err != nil {
+		_ = os.RemoveAll(dir)
 		return nil, err
 	}
-	var order []string
-	seen := map[string]bool{}
-	for _, n := range names {
-		file, ok := byName[strings.ReplaceAll(n, "-", "_")]
-		if !ok {
-			if strings.Contains(string(builtin), "/"+n+".ko") {
-				continue
-			}
-			return nil, fmt.Errorf("kernel %s has no module %s", k.Release, n)
-		}
-		for i := len(needs[file]) - 1; i >= 0; i-- { // modules.dep lists the nearest first
-			if f := needs[file][i]; !seen[f] {
-				seen[f] = true
-				order = append(order, f)
-			}
-		}
-		if !seen[file] {
-			seen[file] = true
-			order = append(order, file)
-		}
+	built, err := k.build(ctx, nil)
+	if err != nil {
+		k.Close()
+		return nil, err
 	}
-	return order, nil
+	k.Release = built.Release
+	return k, nil
+}
+
+// Close ends the way through apt. Guests can be booted all the same.
+func (k *Kernel) Close() {
+	k.mirror.Close()
+	_ = os.RemoveAll(k.mirror.dir)
+}
+
+// build makes the part of the initramfs that is the same for all jobs with the
+// same modules.
+func (k *Kernel) build(ctx context.Context, modules []string) (boot.Kernel, error) {
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return boot.Kernel{}, fmt.Errorf("make initramfs: %w (package busybox-static)", err)
+	}
+	content, err := os.ReadFile(busybox)
+	if err != nil {
+		return boot.Kernel{}, err
+	}
+	return boot.Build(ctx, boot.Config{Cache: k.cache, Apt: k.mirror.Sources(),
+		Modules: append([]string{"virtio_pci", "virtio_blk"}, modules...),
+		Init:    []byte(initScript),
+		Files: []boot.File{
+			{Name: "bin/busybox", Mode: 0o755, Content: content},
+			{Name: "etc/passwd", Mode: 0o644, Content: []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n")},
+			{Name: "etc/group", Mode: 0o644, Content: []byte("root:x:0:\nnogroup:x:65534:\n")},
+		}})
+}
+
+// initrd writes the initramfs of a job: what all have, and over it the job's.
+func (k *Kernel) initrd(ctx context.Context, dir string, j Job) (image, initrd string, err error) {
+	built, err := k.build(ctx, j.Modules)
+	if err != nil {
+		return "", "", err
+	}
+	base, err := os.Open(built.Initramfs)
+	if err != nil {
+		return "", "", err
+	}
+	defer func() { _ = base.Close() }()
+	initrd = filepath.Join(dir, "initrd")
+	f, err := os.Create(initrd)
+	if err != nil {
+		return "", "", err
+	}
+	defer func() { _ = f.Close() }()
+	if _, err := f.ReadFrom(base); err != nil {
+		return "", "", err
+	}
+	return built.Image, initrd, writeJob(f, j)
 }

@@ -3,6 +3,9 @@
 // the tests do not have. It needs no KVM and no root, and touches nothing of
 // the machine but its cache directory.
 //
+// The kernel and what all guests have of their initramfs are made by
+// runtime/microvm/boot, out of what the machine's apt can fetch.
+//
 // A Job is a few files and a shell script. The guest is an initramfs of
 // busybox, the kernel modules asked for and those files, with an empty disk
 // at /dev/vda; it powers off when the script ends. Whatever happens in it, Run
@@ -46,14 +49,14 @@ const exitMark = "dsec-vm-exit "
 
 // Run boots the kernel, runs the job and returns when the machine is off. An
 // error means that the script's status is not known.
-func (k Kernel) Run(ctx context.Context, j Job) (Result, error) {
+func (k *Kernel) Run(ctx context.Context, j Job) (Result, error) {
 	dir, err := os.MkdirTemp("", "dsec-vm-")
 	if err != nil {
 		return Result{}, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	initrd := filepath.Join(dir, "initrd")
-	if err := k.writeInitrd(initrd, j); err != nil {
+	image, initrd, err := k.initrd(ctx, dir, j)
+	if err != nil {
 		return Result{}, err
 	}
 	disk := filepath.Join(dir, "disk")
@@ -67,7 +70,7 @@ func (k Kernel) Run(ctx context.Context, j Job) (Result, error) {
 	console, output := filepath.Join(dir, "console"), filepath.Join(dir, "output")
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2",
 		"-m", strconv.Itoa(or(j.Memory, 2048)), "-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none",
-		"-kernel", k.Image, "-initrd", initrd,
+		"-kernel", image, "-initrd", initrd,
 		"-append", "console=ttyS0 panic=-1 cgroup_no_v1=all loglevel=5 random.trust_cpu=on "+j.Append,
 		"-drive", "file="+disk+",format=raw,if=virtio,cache=unsafe,discard=unmap",
 		"-serial", "file:"+console, "-serial", "file:"+output)

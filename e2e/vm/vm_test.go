@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"maps"
@@ -15,7 +16,7 @@ import (
 
 // kernel fetches the kernel; without DSEC_VM the tests of this package are
 // not run, because under emulation they take minutes.
-func kernel(t *testing.T) Kernel {
+func kernel(t *testing.T) *Kernel {
 	t.Helper()
 	if os.Getenv("DSEC_VM") == "" {
 		t.Skip("a VM without KVM takes minutes: set DSEC_VM=1, or run scripts/test.sh vm")
@@ -27,6 +28,7 @@ func kernel(t *testing.T) Kernel {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(k.Close)
 	return k
 }
 
@@ -38,7 +40,7 @@ func cacheDir(t *testing.T) string {
 	return dir
 }
 
-func run(t *testing.T, k Kernel, limit time.Duration, j Job) Result {
+func run(t *testing.T, k *Kernel, limit time.Duration, j Job) Result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -107,6 +109,37 @@ func TestGuestIsLinux61WithPureCgroupV2(t *testing.T) {
 	lines := strings.Split(r.Output, "\n")
 	if r.Exit != 7 || len(lines) < 3 || lines[0] != k.Release || !strings.Contains(lines[1], "memory") || lines[2] != "1" {
 		t.Errorf("status %d, output %q", r.Exit, r.Output)
+	}
+}
+
+// The kernel and the initramfs of this machine's own Debian, made twice from
+// nothing, are the same bytes, and those that the lock file names.
+func TestTheSameIsBuiltTwice(t *testing.T) {
+	k := kernel(t)
+	var first [2][]byte
+	for n := range 2 {
+		start := time.Now()
+		c := *k
+		c.cache = t.TempDir()
+		built, err := c.build(t.Context(), []string{"btrfs", "overlay", "erofs", "nft_fib_inet", "veth"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("made in %v: %s, pinned %v, modules %v", time.Since(start).Round(time.Millisecond), built.Release, built.Pinned, built.Modules)
+		for i, name := range []string{built.Image, built.Initramfs} {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n == 0 {
+				first[i] = b
+			} else if !bytes.Equal(b, first[i]) {
+				t.Errorf("%s: other bytes than the first time", filepath.Base(name))
+			}
+		}
+		if !built.Pinned {
+			t.Logf("the pinned kernel is gone from the mirror: pin %+v", built.Lock)
+		}
 	}
 }
 
