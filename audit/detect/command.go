@@ -36,8 +36,9 @@ func commandOf(r dsec.AuditRecord) command {
 	}
 	if len(r.Args) > 0 {
 		c.args = r.Args[1:]
-		// A file may serve many names, and a script's interpreter is not what was meant.
-		if called := bare(path.Base(r.Args[0])); shells[c.name] && called != c.name && !shells[strings.TrimPrefix(called, "-")] && r.Args[0] != "" {
+		// A file may serve many names, and a script's interpreter is not what was meant. But
+		// who is called something else and gets a script is a shell.
+		if called := bare(path.Base(r.Args[0])); shells[c.name] && called != c.name && !shells[strings.TrimPrefix(called, "-")] && r.Args[0] != "" && (c.name == "busybox" || inline(c.args) == "") {
 			c.name = called
 		}
 	}

@@ -419,3 +419,11 @@ func BenchmarkAdd(b *testing.B) {
 		d.Add(r)
 	}
 }
+
+// TestAShellByAnotherNameIsAShell: what a program is called is up to who starts it.
+func TestAShellByAnotherNameIsAShell(t *testing.T) {
+	s := tell(t, task).add(dsec.AuditRecord{Kind: dsec.AuditProcess, PID: 100, Exe: "/usr/bin/bash", Args: []string{"x", "-c", "git log --all -p; git reflog; git fsck --unreachable"}})
+	if got := s.found(); !reflect.DeepEqual(got, []dsec.HackClass{dsec.HackHistory}) {
+		t.Errorf("found %v", got)
+	}
+}
