@@ -70,6 +70,8 @@ type Network struct {
 	mu   sync.Mutex
 	next uint32                  // offset of the address to try first
 	ends map[dsec.SandboxID]*end // of sandboxes that have a link; some that are gone
+	// ready are links of no sandbox yet, by the numbers of their namespaces; some that are gone.
+	ready map[uint64]*link
 
 	byAddr map[netip.Addr]*end
 	byLink map[int]*end
@@ -111,7 +113,7 @@ func Open(ctx context.Context, c Config) (*Network, error) {
 	if c.Gate == nil {
 		return nil, dsec.Errorf(dsec.Invalid, op, c.Name, "no gate")
 	}
-	n := &Network{c: c, next: firstSandbox, ends: map[dsec.SandboxID]*end{}, byAddr: map[netip.Addr]*end{}, byLink: map[int]*end{}}
+	n := &Network{c: c, next: firstSandbox, ends: map[dsec.SandboxID]*end{}, byAddr: map[netip.Addr]*end{}, byLink: map[int]*end{}, ready: map[uint64]*link{}}
 	if err := n.open(ctx); err != nil {
 		_ = n.Close()
 		if _, ok := errors.AsType[*dsec.Error](err); ok {
