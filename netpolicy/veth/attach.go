@@ -166,16 +166,14 @@ type pair struct {
 }
 
 // addPair makes both ends in their places with one request: moving an end later
-// takes longer than all the rest. Its own end is up; the kernel does not let
-// the peer be born so. Each has one queue from the beginning: else it is born with
+// takes longer than all the rest. Both are down. Each has one queue from the beginning: else it is born with
 // one for each CPU, and the kernel waits for an RCU grace period for each end to
 // take them away again, while nobody else may change a link.
 func addPair(s *space, p pair) error {
-	own, one := nl.NewIfInfomsg(unix.AF_UNSPEC), nl.Uint32Attr(1)
-	own.Flags, own.Change = unix.IFF_UP, unix.IFF_UP
+	one := nl.Uint32Attr(1)
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
 	req.Sockets = s.raw
-	req.AddData(own)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(p.name)))
 	req.AddData(nl.NewRtAttr(unix.IFLA_NUM_TX_QUEUES, one))
 	req.AddData(nl.NewRtAttr(unix.IFLA_NUM_RX_QUEUES, one))

@@ -373,7 +373,7 @@ func (w *world) prime(t testing.TB) {
 	t.Helper()
 	p := w.r.shells
 	p.mu.Lock()
-	p.want = shapeOf(request(t).Spec.Limits)
+	p.askLocked(w.r.shapeOf(request(t).Spec))
 	p.mu.Unlock()
 	if w.shells > 0 && p.low() { // what is not low is not filled up
 		p.wake <- struct{}{}
