@@ -172,8 +172,9 @@ func (p *shells) countLocked(of shape) (n int) {
 }
 
 // nextLocked is the shape to make a shell of, the one that most are missing of. If
-// there are as many shells as there may be, one that is too many gives way, but only
-// to a shape that is low: else shares that change a little would cost shells.
+// there are as many shells as there may be, one that nobody asks for any more gives
+// way. One that is only too many does so for a shape that is low: else shares that
+// change a little would cost shells.
 func (p *shells) nextLocked() (next shape, old *shell, some bool) {
 	missing := 0
 	for _, s := range p.asked {
@@ -184,9 +185,11 @@ func (p *shells) nextLocked() (next shape, old *shell, some bool) {
 	if missing == 0 || len(p.ready) < p.most {
 		return next, nil, missing > 0
 	}
-	if p.lowLocked(next) {
-		old = p.pickLocked(func(s *shell) bool { return p.countLocked(s.shape) > p.wantLocked(s.shape) })
-	}
+	low := p.lowLocked(next)
+	old = p.pickLocked(func(s *shell) bool {
+		want := p.wantLocked(s.shape)
+		return want == 0 || low && p.countLocked(s.shape) > want
+	})
 	return next, old, old != nil
 }
 
