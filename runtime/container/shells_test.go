@@ -120,7 +120,7 @@ func TestALinkedShellIsForASandboxWithANetwork(t *testing.T) {
 		}
 		// What no rule opens the router refuses; in this lab nobody else answers.
 		w.want(t, id, "ip -4 addr show eth0 | grep -c inet; ip route | grep -c default", "1\n1\n")
-		w.want(t, id, "echo | nc -w 1 192.0.2.1 80 2>&1 | grep -c refused; true", is)
+		w.want(t, id, "echo | nc -w 1 8.8.8.8 80 2>&1 | grep -c refused; true", is)
 		must(t, w.r.Stop(t.Context(), id, 0))
 		_, err := w.r.Start(t.Context(), id)
 		must(t, err)
