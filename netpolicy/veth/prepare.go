@@ -28,6 +28,11 @@ type link struct {
 // Prepare implements netpolicy.Preparer.
 func (n *Network) Prepare(ctx context.Context, at netpolicy.Place) error {
 	const op = "prepare network of"
+	n.closing.RLock()
+	defer n.closing.RUnlock()
+	if n.links == nil {
+		return dsec.Errorf(dsec.Unavailable, op, at.NetNS.Name(), "the network is closed")
+	}
 	number, err := numberOf(at.NetNS)
 	if err != nil {
 		return dsec.E(dsec.Internal, op, at.NetNS.Name(), err)

@@ -228,6 +228,36 @@ func (e entries) count() (n int) {
 	return n
 }
 
+// TestALinkIsMadeUntilTheNetworkCloses: who makes them ahead need not know when.
+func TestALinkIsMadeUntilTheNetworkCloses(t *testing.T) {
+	l := newLab(t)
+	n := must(Open(t.Context(), Config{Gate: testGate(t), Deny: labDeny(), Name: "c" + dsec.Random(3), Node: l.node}))(t)
+	made, closed := make(chan struct{}), make(chan error)
+	go func() {
+		for i := 0; ; i++ {
+			ns, err := newNamespace()
+			if err == nil {
+				err = n.Prepare(context.Background(), netpolicy.Place{NetNS: ns})
+				_ = ns.Close()
+			}
+			if err != nil {
+				closed <- err
+				return
+			}
+			if i == 2 {
+				close(made)
+			}
+		}
+	}()
+	<-made
+	if err := n.Remove(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-closed; dsec.ClassOf(err) != dsec.Unavailable {
+		t.Errorf("a link of a network that is closed: %v", err)
+	}
+}
+
 func TestLinksArePreparedInParallel(t *testing.T) {
 	n := testNetwork(t, newLab(t), Config{})
 	const many = 16

@@ -67,6 +67,10 @@ type Network struct {
 	names   netpolicy.Egress
 	unwatch chan struct{} // nil: links are not watched
 
+	// closing is held for reading while a link is made ahead, which goes on until its
+	// maker is told to stop, and that may be after Close.
+	closing sync.RWMutex
+
 	mu   sync.Mutex
 	next uint32                  // offset of the address to try first
 	ends map[dsec.SandboxID]*end // of sandboxes that have a link; some that are gone
@@ -253,6 +257,8 @@ func (n *Network) Gateway() netip.Addr { return n.address(gatewayOffset) }
 
 // Close lets go without disconnecting anybody, unless there is no Keeper.
 func (n *Network) Close() error {
+	n.closing.Lock()
+	defer n.closing.Unlock()
 	if n.unwatch != nil {
 		close(n.unwatch)
 		n.unwatch = nil
