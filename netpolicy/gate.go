@@ -65,7 +65,12 @@ type Counts struct {
 // so while nobody runs, until the link goes. Methods may be called at one time;
 // for one link, one after the other.
 type Gate interface {
-	// Add begins with a link: from now on a plan is in force there.
+	// Attach has the packets of a link judged by this process's programs, instead of
+	// those of an earlier version if there are any. By a link that nobody has added no
+	// IP packet passes.
+	Attach(link int) error
+	// Add begins with a link that Attach was called for: from now on a plan is in force
+	// there.
 	Add(link int, a netip.Addr, p Plan) error
 	// Apply puts another plan in force, in one step. When it returns no packet is
 	// under way that was judged by the one before. The generation of a link grows
@@ -84,9 +89,6 @@ type Gate interface {
 	Refusals(take func(Refusal)) (stop func(), err error)
 	// Counts are of the packets of a link so far.
 	Counts(link int) (Counts, error)
-	// Attach has a link that was added judged by this process's programs, instead
-	// of those of an earlier version.
-	Attach(link int) error
 	// Generation is the link's; 0 if nobody has called Add for it.
 	Generation(link int) uint64
 	// Sweep forgets links that are gone. Those with a higher index than any that is

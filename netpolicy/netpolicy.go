@@ -16,6 +16,11 @@
 // deleting a link is slow, deleting its namespace is not. There is nothing to
 // detach. An address is used again only when the kernel has let go of the link
 // that had it.
+//
+// Most of what connecting takes is the same for all sandboxes. A Network that is a
+// Preparer does that ahead, in a namespace that belongs to no sandbox yet: there is
+// a link then by which nothing passes. Attach only puts the policy in force on it.
+// A link is used once and goes with its namespace, used or not.
 package netpolicy
 
 import (
@@ -64,6 +69,16 @@ type Network interface {
 	Live(ctx context.Context) ([]dsec.SandboxID, error)
 	// Close lets go without disconnecting anybody.
 	Close() error
+}
+
+// Preparer is a Network that makes links before it is known whose they are.
+type Preparer interface {
+	// Prepare links a namespace that was never connected. It belongs to no sandbox and
+	// Live knows nothing of it; no IP packet passes until Attach, which is given the
+	// same namespace and rate, and a mode other than none. Whoever does not want it any
+	// more destroys the namespace, which is all there is to undo, also after an error.
+	// Processes to come know of no link that was prepared: they cannot attach it.
+	Prepare(ctx context.Context, at Place) error
 }
 
 // ResolvConf is the content of /etc/resolv.conf.

@@ -147,10 +147,8 @@ func (g *Gate) Add(link int, a netip.Addr, of netpolicy.Plan) error {
 	g.mu.Lock()
 	g.links[index] = &linked{addr: a, pins: map[netip.Addr]bool{}}
 	g.mu.Unlock()
-	if _, err := g.Apply(link, of); err != nil {
-		return err
-	}
-	return attach(link, g.from, g.to)
+	_, err := g.Apply(link, of)
+	return err
 }
 
 // Attach implements netpolicy.Gate.

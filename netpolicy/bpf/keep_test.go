@@ -35,6 +35,9 @@ func TestAKeptGateIsTakenOver(t *testing.T) {
 	pinned := netip.MustParseAddr("5.6.7.8")
 	g := open()
 	index := inLink(t, func(index int) error {
+		if err := g.Attach(index); err != nil {
+			return err
+		}
 		if err := g.Add(index, own, plan); err != nil {
 			return err
 		}

@@ -26,83 +26,55 @@ const (
 	linkPrefix  = "v"
 )
 
-// Attach connects a namespace that was never connected.
+// Attach connects a namespace that was never connected, or only prepared.
 func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, at netpolicy.Place) (netpolicy.Lease, error) {
 	const op = "connect network of"
 	plan, err := n.compile(p)
 	if err != nil {
 		return netpolicy.Lease{}, dsec.E(dsec.ClassOf(err), op, string(id), err)
 	}
+	l, err := n.prepared(at)
+	if err != nil {
+		return netpolicy.Lease{}, dsec.E(dsec.ClassOf(err), op, string(id), err)
+	}
 	if p.Mode == "" || p.Mode == dsec.NetworkNone {
+		if l != nil {
+			return netpolicy.Lease{}, dsec.Errorf(dsec.IllegalState, op, string(id), "its namespace was prepared and has a link, and the mode %s has none", dsec.NetworkNone)
+		}
 		return netpolicy.Lease{Mode: dsec.NetworkNone}, nil
 	}
-	addr, err := n.connect(ctx, id, p, plan, at)
+	if l == nil {
+		l, err = n.link(ctx, at)
+	}
+	if err == nil {
+		e := n.newEnd(id, l.index, l.addr, plan)
+		e.policy = p
+		err = n.connect(ctx, e, at)
+	}
 	if err != nil {
 		if _, ok := errors.AsType[*dsec.Error](err); ok {
 			return netpolicy.Lease{}, err
 		}
 		return netpolicy.Lease{}, dsec.E(dsec.Internal, op, string(id), err)
 	}
-	return netpolicy.Lease{Mode: p.Mode, Address: addr, Gateway: n.Gateway(), DNS: n.servers(p.Mode)}, nil
+	return netpolicy.Lease{Mode: p.Mode, Address: l.addr, Gateway: n.Gateway(), DNS: n.servers(p.Mode)}, nil
 }
 
-func (n *Network) connect(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy, plan netpolicy.Plan, at netpolicy.Place) (netip.Addr, error) {
-	// New links of the namespace are born without IPv6; lo keeps its ::1.
-	if err := inNamespace(at.NetNS, func() error { return sysctl("net/ipv6/conf/default/disable_ipv6", "1") }); err != nil {
-		return netip.Addr{}, err
-	}
-	name, addr, err := n.claim(at.NetNS)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	if err := n.inside(at, addr); err != nil {
-		return netip.Addr{}, fmt.Errorf("set up %s: %w", sandboxLink, err)
-	}
-	l, err := n.links.LinkByName(name)
-	if err == nil {
-		e := n.newEnd(id, l.Attrs().Index, addr, plan)
-		e.policy = p
-		err = n.gate(ctx, e)
-	}
-	if b, ok := n.c.Gate.(netpolicy.Binder); err == nil && ok && at.Group != 0 {
-		err = b.Bind(l.Attrs().Index, at.Group)
-	}
-	if err == nil {
-		err = shape(n.links, l, at.Rate) // what comes to it
-	}
-	if err == nil {
-		err = n.links.LinkSetAlias(l, string(id)) // what Live reports
-	}
-	if err == nil {
-		err = n.links.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: prefixNet(addr, 32), Scope: netlink.SCOPE_LINK})
-	}
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("route %s to %s: %w", addr, name, err)
-	}
-	return addr, waitUp(ctx, n.links, name)
-}
-
-// inside gives the sandbox's end its address and the way out.
-func (n *Network) inside(at netpolicy.Place, addr netip.Addr) error {
-	s, err := spaceIn(at.NetNS)
-	if err != nil {
+// connect gives a link to its sandbox.
+func (n *Network) connect(ctx context.Context, e *end, at netpolicy.Place) error {
+	if err := n.gate(ctx, e); err != nil {
 		return err
 	}
-	defer s.Close()
-	l, err := s.LinkByName(sandboxLink)
-	if err != nil {
-		return err
+	if b, ok := n.c.Gate.(netpolicy.Binder); ok && at.Group != 0 {
+		if err := b.Bind(e.index, at.Group); err != nil {
+			return err
+		}
 	}
-	if err := shape(s, l, at.Rate); err != nil { // which nobody inside may change
-		return err
+	// The alias is what Live reports.
+	if err := n.links.LinkSetAlias(byIndex(e.index), string(e.id)); err != nil {
+		return fmt.Errorf("name link of %s: %w", e.addr, err)
 	}
-	if err := s.LinkSetUp(l); err != nil {
-		return err
-	}
-	if err := s.AddrAdd(l, &netlink.Addr{IPNet: prefixNet(addr, 32)}); err != nil {
-		return err
-	}
-	return s.RouteAdd(defaultRoute(l, n.Gateway()))
+	return nil
 }
 
 // defaultRoute goes through a neighbour that need not be in the link's own prefix.
@@ -132,7 +104,7 @@ const startTime = 5 * time.Second
 
 // claim makes a pair with the next free address. Its name says which, and the
 // kernel refuses a name that is in use: there is no list that could be wrong.
-func (n *Network) claim(ns *os.File) (string, netip.Addr, error) {
+func (n *Network) claim(ns *os.File) (*link, error) {
 	last := uint32(1)<<(32-n.subnet.Bits()) - 2
 	for range last {
 		n.mu.Lock()
@@ -144,13 +116,13 @@ func (n *Network) claim(ns *os.File) (string, netip.Addr, error) {
 		name := linkPrefix + fmt.Sprint(offset)
 		err := addPair(n.links, pair{name: name, peer: sandboxLink, peerNS: ns})
 		if err == nil {
-			return name, n.address(offset), nil
+			return &link{name: name, addr: n.address(offset)}, nil
 		}
 		if !errors.Is(err, unix.EEXIST) || n.taken(ns) {
-			return "", netip.Addr{}, err
+			return nil, err
 		}
 	}
-	return "", netip.Addr{}, dsec.Errorf(dsec.ResourceExhausted, "connect network", n.c.Name, "no free address in %s", n.subnet)
+	return nil, dsec.Errorf(dsec.ResourceExhausted, "connect network", n.c.Name, "no free address in %s", n.subnet)
 }
 
 // taken reports whether a namespace has its link already, which is the other
@@ -194,20 +166,24 @@ type pair struct {
 }
 
 // addPair makes both ends in their places with one request: moving an end later
-// takes longer than all the rest. Its own end is up; the kernel does not let
-// the peer be born so.
+// takes longer than all the rest. Both are down. Each has one queue from the beginning: else it is born with
+// one for each CPU, and the kernel waits for an RCU grace period for each end to
+// take them away again, while nobody else may change a link.
 func addPair(s *space, p pair) error {
-	own := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	own.Flags, own.Change = unix.IFF_UP, unix.IFF_UP
+	one := nl.Uint32Attr(1)
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
 	req.Sockets = s.raw
-	req.AddData(own)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(p.name)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_NUM_TX_QUEUES, one))
+	req.AddData(nl.NewRtAttr(unix.IFLA_NUM_RX_QUEUES, one))
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, []byte("veth"))
 	peer := info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.VETH_INFO_PEER, nil)
 	peer.AddChild(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	peer.AddRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(p.peer))
+	peer.AddRtAttr(unix.IFLA_NUM_TX_QUEUES, one)
+	peer.AddRtAttr(unix.IFLA_NUM_RX_QUEUES, one)
 	peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(p.peerNS.Fd())))
 	req.AddData(info)
 	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {

@@ -44,30 +44,18 @@ func (n *Network) servers(m dsec.NetworkMode) []netip.Addr {
 // maxServers is how many programs look at.
 const maxServers = 3
 
-// gate begins to judge what comes from a new link.
+// gate opens what the plan of a new end says.
 func (n *Network) gate(ctx context.Context, e *end) error {
 	if err := e.tell(ctx, 1); err != nil {
 		return err
 	}
-	if err := inNamespace(n.router, func() error { return n.c.Gate.Add(e.index, e.addr, e.plan) }); err != nil {
+	if err := n.c.Gate.Add(e.index, e.addr, e.plan); err != nil {
 		return err
 	}
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.ends[e.id], n.byAddr[e.addr], n.byLink[e.index] = e, e, e
-	n.made++
-	sweep := n.made%sweepEvery == 0
-	n.mu.Unlock()
-	if !sweep {
-		return nil
-	}
-	links, err := n.links.LinkList()
-	if errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil // so many come and go: another time
-	}
-	if err != nil {
-		return fmt.Errorf("list links: %w", err)
-	}
-	return n.sweep(links)
+	return nil
 }
 
 // Asker is the sandbox that has an address.
@@ -169,6 +157,11 @@ func (n *Network) sweep(links []netlink.Link) error {
 			gone = append(gone, e)
 		}
 	}
+	for number, l := range n.ready {
+		if !live[l.index] && l.index <= last {
+			delete(n.ready, number)
+		}
+	}
 	n.mu.Unlock()
 	for _, e := range gone {
 		if n.names != nil {
@@ -200,11 +193,13 @@ func (n *Network) gateAll() error {
 		}
 		e := n.newEnd(dsec.SandboxID(a.Alias), a.Index, n.address(offset), netpolicy.Plan{})
 		n.ends[e.id], n.byAddr[e.addr], n.byLink[e.index] = e, e, e
-		judge := func() error { return n.c.Gate.Attach(e.index) } // by the programs of this version
-		if n.c.Gate.Generation(a.Index) == 0 {
-			judge = func() error { return n.c.Gate.Add(e.index, e.addr, open) }
+		if err := inNamespace(n.router, func() error { return n.c.Gate.Attach(e.index) }); err != nil {
+			return err
 		}
-		if err := inNamespace(n.router, judge); err != nil {
+		if n.c.Gate.Generation(a.Index) != 0 {
+			continue
+		}
+		if err := n.c.Gate.Add(e.index, e.addr, open); err != nil {
 			return err
 		}
 	}

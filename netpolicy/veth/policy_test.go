@@ -26,11 +26,7 @@ func allow(rules ...dsec.NetworkRule) dsec.NetworkPolicy {
 func attachPolicy(t testing.TB, n *Network, id dsec.SandboxID, p dsec.NetworkPolicy) (*os.File, netpolicy.Lease) {
 	t.Helper()
 	ns := testNamespace(t)
-	lease, err := n.Attach(t.Context(), id, p, netpolicy.Place{NetNS: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ns, lease
+	return ns, attachAt(t, n, id, p, netpolicy.Place{NetNS: ns})
 }
 
 func change(t testing.TB, n *Network, id dsec.SandboxID, p dsec.NetworkPolicy, ns *os.File) uint64 {

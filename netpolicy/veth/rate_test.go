@@ -19,9 +19,7 @@ func TestARateHoldsEachWay(t *testing.T) {
 	const rate, most, length = 1 << 20, leastBurst + 1<<20/20 + 1<<16, time.Second
 	carried := func(id string, rate int64, port string, sends bool) int64 {
 		ns := testNamespace(t)
-		if _, err := n.Attach(t.Context(), dsec.SandboxID(id), dsec.NetworkPolicy{Mode: dsec.NetworkOpen}, netpolicy.Place{NetNS: ns, Rate: rate}); err != nil {
-			t.Fatal(err)
-		}
+		attachAt(t, n, dsec.SandboxID(id), open, netpolicy.Place{NetNS: ns, Rate: rate})
 		var outside atomic.Int64
 		accept(t, l.outside, "0.0.0.0:"+port, func(c net.Conn) {
 			if !sends {

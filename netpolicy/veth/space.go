@@ -45,6 +45,35 @@ func rawSpaceIn(ns *os.File) (*space, error) {
 	return s, nil
 }
 
+// spaceHere is the namespace of the calling thread.
+func spaceHere() (*space, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	s := &space{Handle: h}
+	sock, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
+		s.Close()
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	s.raw = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: sock}}
+	return s, nil
+}
+
+// index of a link, asked for without waiting for those who change some. Only a
+// space with the socket can be asked.
+func (s *space) index(name string) (int, error) {
+	r, err := unix.NewIfreq(name)
+	if err != nil {
+		return 0, err
+	}
+	if err := unix.IoctlIfreq(s.raw[unix.NETLINK_ROUTE].Socket.GetFd(), unix.SIOCGIFINDEX, r); err != nil {
+		return 0, err
+	}
+	return int(r.Uint32()), nil
+}
+
 // dumpTries is how often a list is asked for again that changed while it was read.
 const dumpTries = 100
 

@@ -67,9 +67,15 @@ type Network struct {
 	names   netpolicy.Egress
 	unwatch chan struct{} // nil: links are not watched
 
+	// closing is held for reading while a link is made ahead, which goes on until its
+	// maker is told to stop, and that may be after Close.
+	closing sync.RWMutex
+
 	mu   sync.Mutex
 	next uint32                  // offset of the address to try first
 	ends map[dsec.SandboxID]*end // of sandboxes that have a link; some that are gone
+	// ready are links of no sandbox yet, by the numbers of their namespaces; some that are gone.
+	ready map[uint64]*link
 
 	byAddr map[netip.Addr]*end
 	byLink map[int]*end
@@ -111,7 +117,7 @@ func Open(ctx context.Context, c Config) (*Network, error) {
 	if c.Gate == nil {
 		return nil, dsec.Errorf(dsec.Invalid, op, c.Name, "no gate")
 	}
-	n := &Network{c: c, next: firstSandbox, ends: map[dsec.SandboxID]*end{}, byAddr: map[netip.Addr]*end{}, byLink: map[int]*end{}}
+	n := &Network{c: c, next: firstSandbox, ends: map[dsec.SandboxID]*end{}, byAddr: map[netip.Addr]*end{}, byLink: map[int]*end{}, ready: map[uint64]*link{}}
 	if err := n.open(ctx); err != nil {
 		_ = n.Close()
 		if _, ok := errors.AsType[*dsec.Error](err); ok {
@@ -251,6 +257,8 @@ func (n *Network) Gateway() netip.Addr { return n.address(gatewayOffset) }
 
 // Close lets go without disconnecting anybody, unless there is no Keeper.
 func (n *Network) Close() error {
+	n.closing.Lock()
+	defer n.closing.Unlock()
 	if n.unwatch != nil {
 		close(n.unwatch)
 		n.unwatch = nil

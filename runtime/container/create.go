@@ -73,7 +73,7 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 		r.forget(sb)
 		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(req.ID), context.Cause(ctx))
 	}
-	b := &build{r: r, sb: sb, rec: &record{Request: req, Begun: time.Now().UTC(), Starts: 1}, ready: r.shells.take(req.Spec.LimitsIn(0))}
+	b := &build{r: r, sb: sb, rec: &record{Request: req, Begun: time.Now().UTC(), Starts: 1}, ready: r.shells.take(r.shapeOf(req.Spec))}
 	if p := req.Spec.Phases; len(p) > 0 {
 		b.rec.Phase = p[0].Name
 	}

@@ -338,11 +338,12 @@ func TestG6AgentKilledAtEveryStep(t *testing.T) {
 	}
 	t.Run("no shells", func(t *testing.T) { killAtEveryStep(t, newWorld(t)) })
 	t.Run("shells", func(t *testing.T) { killAtEveryStep(t, newWorld(t, readyShells)) })
+	t.Run("linked shells", func(t *testing.T) { killAtEveryStep(t, newWorld(t, linkedShells)) })
 }
 
 func killAtEveryStep(t *testing.T, w *world) {
 	stop := failpoint.Record()
-	id := w.create(t, withMain("sleep", "100"))
+	id := w.create(t, withMain("sleep", "100"), w.net)
 	names := stop()
 	must(t, w.r.Destroy(t.Context(), id))
 	for _, n := range names {
@@ -352,7 +353,7 @@ func killAtEveryStep(t *testing.T, w *world) {
 		w.close(t)
 		req := dsec.NewSandboxID("t")
 		cmd := exec.Command(os.Args[0], "-test.run=TestG6AgentKilledAtEveryStep$")
-		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{n, w.dir, w.name, string(req), fmt.Sprint(w.uidBase), baseLayer(t).Meta, fmt.Sprint(w.shells)}, "\x1f"))
+		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{n, w.dir, w.name, string(req), fmt.Sprint(w.uidBase), baseLayer(t).Meta, fmt.Sprint(w.shells), fmt.Sprint(w.linked)}, "\x1f"))
 		out, err := cmd.CombinedOutput()
 		if ee, ok := errors.AsType[*exec.ExitError](err); !ok || ee.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Fatalf("%s: the agent ended with %v: %s", n, err, out)
@@ -368,12 +369,19 @@ func killAtEveryStep(t *testing.T, w *world) {
 	}
 }
 
+// net has a sandbox with a network, in a world that has one.
+func (w *world) net(r *runtime.Request) {
+	if w.linked {
+		openNet(r)
+	}
+}
+
 // prime has shells ready that request needs: all there can be, if there were none.
 func (w *world) prime(t testing.TB) {
 	t.Helper()
 	p := w.r.shells
 	p.mu.Lock()
-	p.want = shapeOf(request(t).Spec.Limits)
+	p.askLocked(w.r.shapeOf(request(t, w.net).Spec))
 	p.mu.Unlock()
 	if w.shells > 0 && p.low() { // what is not low is not filled up
 		p.wake <- struct{}{}
@@ -386,7 +394,7 @@ func killedAgent(t *testing.T) {
 	w := &world{dir: f[1], name: f[2]}
 	_, err := fmt.Sscan(f[4], &w.uidBase)
 	must(t, err)
-	_, err = fmt.Sscan(f[6], &w.shells)
+	_, err = fmt.Sscan(f[6]+" "+f[7], &w.shells, &w.linked)
 	must(t, err)
 	base.Once.Do(func() {}) // the layer of the other process
 	base.l.Digest = "sha256:killed"
@@ -394,7 +402,7 @@ func killedAgent(t *testing.T) {
 	w.open(t)
 	w.prime(t)
 	failpoint.Arm(f[0], failpoint.Kill())
-	req := request(t, withMain("sleep", "100"))
+	req := request(t, withMain("sleep", "100"), w.net)
 	req.ID = dsec.SandboxID(f[3])
 	_, err = w.r.Create(t.Context(), req)
 	t.Errorf("survived: %v", err)

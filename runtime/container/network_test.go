@@ -19,7 +19,7 @@ import (
 )
 
 // newNetNS makes a network namespace that stands for the machine's.
-func newNetNS(t *testing.T) *os.File {
+func newNetNS(t testing.TB) *os.File {
 	t.Helper()
 	var ns *os.File
 	must(t, linux.OnThread(func() (err error) {

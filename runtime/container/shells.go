@@ -10,55 +10,98 @@ import (
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/netpolicy"
 )
 
 // shell is what a sandbox is before it has a root: namespaces with a PID 1 in
-// them, a uid range, a control group, /proc, /sys and /dev. Nothing of any image
-// or sandbox was ever in it.
+// them, a uid range, a control group, /proc, /sys and /dev, and maybe a link by
+// which nothing passes yet. Nothing of any image or sandbox was ever in it.
 type shell struct {
 	name  string // of its group, and in the hold until Enter
-	shape dsec.Limits
+	shape shape
 	uid   uint32
 	group *cgroup.Group
 	ns    *hold.Shell
 }
 
-// shapeOf is what of a sandbox's limits its shell is made with.
-func shapeOf(l dsec.Limits) dsec.Limits {
-	l.Disk, l.Output = 0, 0
-	return l
+// shape is what shells differ in. One with a link is no shell for a sandbox without
+// a network, which has loopback only.
+type shape struct {
+	limits dsec.Limits // those that a shell is made with
+	linked bool
+}
+
+// shapeOf is the shape of a new sandbox's shell.
+func (r *Runtime) shapeOf(s dsec.Spec) shape {
+	l := s.LimitsIn(0)
+	l.Disk, l.Output, l.Bandwidth = 0, 0, 0
+	_, ahead := r.cfg.Network.(netpolicy.Preparer)
+	linked := ahead && s.HasLink()
+	if linked {
+		l.Bandwidth = s.Limits.Bandwidth
+	}
+	return shape{l, linked}
 }
 
 // shells keeps some that were never used, so that a creation need not wait for
 // the kernel to make namespaces. A shell is used once, and goes with its sandbox.
-// They have the limits that were asked for last, as the sandboxes of one job do.
+// They have the shapes that were asked for lately, each as many as its share, as the
+// sandboxes of few jobs do: one that begins does not throw away what another needs.
 type shells struct {
 	r    *Runtime
 	most int
 
 	mu    sync.Mutex
-	want  dsec.Limits // shape asked for last
-	ready []*shell    // oldest first
+	asked []shape  // lately, the last one last
+	ready []*shell // oldest first
 	wake  chan struct{}
 }
+
+// memory is of how many creations the shapes count.
+const memory = 16
 
 func newShells(r *Runtime, most int) *shells {
 	return &shells{r: r, most: most, wake: make(chan struct{}, 1)}
 }
 
 // take gives a shell of that shape to the caller, nil if none is ready.
-func (p *shells) take(l dsec.Limits) *shell {
+func (p *shells) take(of shape) *shell {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.most == 0 {
 		return nil
 	}
-	p.want = shapeOf(l)
+	p.askLocked(of)
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
-	return p.pickLocked(func(s *shell) bool { return s.shape == p.want })
+	return p.pickLocked(func(s *shell) bool { return s.shape == of })
+}
+
+func (p *shells) askLocked(of shape) {
+	if p.asked = append(p.asked, of); len(p.asked) > memory {
+		p.asked = slices.Delete(p.asked, 0, 1)
+	}
+}
+
+// wantLocked is how many of a shape should be ready. All together are most.
+func (p *shells) wantLocked(of shape) int {
+	share := map[shape]int{}
+	for _, s := range p.asked {
+		share[s]++
+	}
+	want, sum := 0, 0
+	for s, n := range share {
+		sum += p.most * n / len(p.asked)
+		if s == of {
+			want = p.most * n / len(p.asked)
+		}
+	}
+	if len(p.asked) > 0 && of == p.asked[len(p.asked)-1] {
+		want += p.most - sum
+	}
+	return want
 }
 
 // pickLocked takes the oldest shell that fits out of ready, nil if none does.
@@ -111,32 +154,54 @@ func (p *shells) fill() {
 func (p *shells) low() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.countLocked(p.want) <= p.most/4
+	return slices.ContainsFunc(p.asked, p.lowLocked)
 }
 
-func (p *shells) countLocked(shape dsec.Limits) (n int) {
+func (p *shells) lowLocked(of shape) bool {
+	have, want := p.countLocked(of), p.wantLocked(of)
+	return have < want && have <= want/4
+}
+
+func (p *shells) countLocked(of shape) (n int) {
 	for _, s := range p.ready {
-		if s.shape == shape {
+		if s.shape == of {
 			n++
 		}
 	}
 	return n
 }
 
+// nextLocked is the shape to make a shell of, the one that most are missing of. If
+// there are as many shells as there may be, one that nobody asks for any more gives
+// way. One that is only too many does so for a shape that is low: else shares that
+// change a little would cost shells.
+func (p *shells) nextLocked() (next shape, old *shell, some bool) {
+	missing := 0
+	for _, s := range p.asked {
+		if n := p.wantLocked(s) - p.countLocked(s); n > missing {
+			next, missing = s, n
+		}
+	}
+	if missing == 0 || len(p.ready) < p.most {
+		return next, nil, missing > 0
+	}
+	low := p.lowLocked(next)
+	old = p.pickLocked(func(s *shell) bool {
+		want := p.wantLocked(s.shape)
+		return want == 0 || low && p.countLocked(s.shape) > want
+	})
+	return next, old, old != nil
+}
+
 // fillOne makes one shell if one is wanted.
 func (p *shells) fillOne() bool {
 	p.mu.Lock()
-	shape := p.want
-	have := p.countLocked(shape)
-	var old *shell
-	if len(p.ready) >= p.most && have < p.most { // of a shape that is not asked for any more
-		old = p.pickLocked(func(s *shell) bool { return s.shape != shape })
-	}
+	shape, old, some := p.nextLocked()
 	p.mu.Unlock()
 	if old != nil {
 		p.r.discard(p.r.life, old)
 	}
-	if have >= p.most {
+	if !some {
 		return false
 	}
 	s, err := p.r.newShell(p.r.life, shape)
@@ -153,21 +218,33 @@ func (p *shells) fillOne() bool {
 }
 
 // newShell makes a shell that belongs to no sandbox yet.
-func (r *Runtime) newShell(ctx context.Context, shape dsec.Limits) (*shell, error) {
-	s := &shell{name: "shell." + dsec.Random(20), shape: shape}
+func (r *Runtime) newShell(ctx context.Context, of shape) (*shell, error) {
+	s := &shell{name: "shell." + dsec.Random(20), shape: of}
 	owner := dsec.SandboxID(s.name)
 	_, err := lifecycle.Run(ctx, "container.shell", lifecycle.Step{Name: "uids", Do: func(context.Context) (err error) {
 		s.uid, err = r.uids.take(owner)
 		return err
 	}, Undo: func(context.Context) error { r.uids.give(s.uid, owner); return nil }},
 		lifecycle.Step{Name: "cgroup", Do: func(context.Context) (err error) {
-			s.group, err = r.groups.Create(s.name, groupLimits(shape))
+			s.group, err = r.groups.Create(s.name, groupLimits(of.limits))
 			return err
 		}, Undo: func(ctx context.Context) error { return r.groups.Remove(ctx, s.name) }},
 		lifecycle.Step{Name: "spawn", Do: func(ctx context.Context) (err error) {
-			s.ns, err = r.spawn(ctx, s.name, s.group, s.uid, shape.Memory)
+			s.ns, err = r.spawn(ctx, s.name, s.group, s.uid, of.limits.Memory)
 			return err
-		}, Undo: func(ctx context.Context) error { return r.hold.RemoveSandbox(ctx, s.name) }})
+		}, Undo: func(ctx context.Context) error {
+			if s.ns != nil {
+				s.close()
+			}
+			return r.hold.RemoveSandbox(ctx, s.name)
+		}},
+		lifecycle.Step{Name: "network", Do: func(ctx context.Context) error { // ends with the namespace
+			if !of.linked {
+				return nil
+			}
+			at := netpolicy.Place{NetNS: s.ns.NetNS, Rate: of.limits.Bandwidth}
+			return r.cfg.Network.(netpolicy.Preparer).Prepare(ctx, at)
+		}})
 	return s, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +20,8 @@ import (
 	"github.com/opendsec/dsec/internal/embedded"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/netpolicy/bpf"
+	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
@@ -45,6 +48,9 @@ type world struct {
 	uidBase uint32
 	shells  int
 	disk    string // mechanism of the pool; "": what is found
+	linked  bool   // sandboxes may have a network, kept by the hold as the agent's is
+	network *veth.Network
+	gate    *bpf.Gate // of it
 }
 
 var worldsMade struct {
@@ -79,6 +85,9 @@ func loopDisks(w *world) { w.disk = diskpool.LoopExt4 }
 
 // readyShells has sandboxes made from shells that were made ahead.
 func readyShells(w *world) { w.shells = 2 }
+
+// linkedShells is readyShells of sandboxes that have a network.
+func linkedShells(w *world) { w.shells, w.linked = 2, true }
 
 // ready waits until there are as many as there should be.
 func (w *world) ready(t testing.TB) {
@@ -122,12 +131,26 @@ func (w *world) open(t testing.TB) {
 	must(t, err)
 	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: 2 << 30, Mechanism: w.disk, Keeper: w.mounts.Keeper()})
 	must(t, err)
+	if w.linked {
+		w.gate, err = bpf.Open(ctx, w.hold, w.netName())
+		must(t, err)
+		w.network, err = veth.Open(ctx, veth.Config{Gate: w.gate, Name: w.netName(), Node: newNetNS(t), DNS: []netip.Addr{}, Keeper: w.hold})
+		must(t, err)
+	}
 	w.openRuntime(t)
 }
 
+func (w *world) netName() string {
+	return strings.ReplaceAll(strings.TrimPrefix(w.name, "dsect"), ".", "x")
+}
+
 func (w *world) config() Config {
-	return Config{Dir: filepath.Join(w.dir, "sandboxes"), UIDBase: w.uidBase, UIDRanges: 1000, Shells: w.shells, Hold: w.hold, Cgroups: w.groups,
+	c := Config{Dir: filepath.Join(w.dir, "sandboxes"), UIDBase: w.uidBase, UIDRanges: 1000, Shells: w.shells, Hold: w.hold, Cgroups: w.groups,
 		Disks: w.disks, Mounts: w.mounts, Log: slog.New(slog.DiscardHandler)}
+	if w.linked {
+		c.Network = w.network
+	}
+	return c
 }
 
 func (w *world) openRuntime(t testing.TB) {
@@ -141,6 +164,10 @@ func (w *world) openRuntime(t testing.TB) {
 func (w *world) close(t testing.TB) {
 	t.Helper()
 	must(t, w.r.Close())
+	if w.linked {
+		must(t, w.network.Close())
+		must(t, w.gate.Close())
+	}
 	must(t, w.mounts.Close())
 	must(t, w.disks.Close())
 	must(t, w.hold.Close())
@@ -168,6 +195,10 @@ func (w *world) destroy(t testing.TB) {
 	if t.Failed() {
 		log, _ := os.ReadFile(filepath.Join(w.dir, "hold.log"))
 		t.Logf("hold: %s", tail(log, 2000))
+	}
+	if w.network != nil {
+		note(w.network.Remove(ctx))
+		note(w.gate.Close())
 	}
 	if w.mounts != nil {
 		note(w.mounts.Close())
@@ -205,6 +236,12 @@ func (w *world) nothingLeft(t testing.TB) {
 	}
 	if entries, err := os.ReadDir(filepath.Join(w.dir, "sandboxes")); err != nil || len(entries) > 0 {
 		t.Errorf("state left: %v %v", entries, err)
+	}
+	if w.linked {
+		router, err := w.network.Router()
+		must(t, err)
+		defer router.Close()
+		eventually(t, "no link is left", func() bool { return linksIn(t, router, "v") == 0 })
 	}
 	w.r.uids.mu.Lock()
 	if n := len(w.r.uids.used); n > 0 {
