@@ -17,7 +17,7 @@ type telling struct {
 }
 
 // nameWithin is how long a record waits for the name of its command.
-const nameWithin = time.Second
+const nameWithin = 5 * time.Second
 
 // tellings come together: a log is opened for each write.
 type tellings struct {
@@ -37,13 +37,13 @@ func (p *tellings) add(x telling) {
 	p.count++
 }
 
-// deliver tells all that is ready, and with all what still waits.
-func (p *tellings) deliver(now time.Time, all bool) {
+// deliver tells all that is ready, and of what still waits that which may not wait any longer.
+func (p *tellings) deliver(now time.Time, last func(dsec.SandboxID) bool) {
 	late := p.late
 	p.late = nil
 	for _, x := range late {
 		var named bool
-		if x.record.Exec, named = p.groups.said(x.group); named || all || now.After(x.until) {
+		if x.record.Exec, named = p.groups.said(x.group); named || now.After(x.until) || last(x.id) {
 			x.group = 0
 		}
 		p.add(x)

@@ -83,7 +83,8 @@ type Witness struct {
 	mu      sync.Mutex
 	by      map[uint32]*subject // by number of the range
 	ranges  map[dsec.SandboxID]uint32
-	drained *sync.Cond // on mu: all there was is read, or nobody reads
+	leaving map[dsec.SandboxID]bool // in Remove
+	drained *sync.Cond              // on mu: all there was is read, or nobody reads
 	rounds  int
 	reading bool
 }
@@ -118,7 +119,7 @@ func Open(ctx context.Context, c Config) (*Witness, error) {
 		return nil, dsec.E(dsec.Internal, op, c.Name, errors.Join(err, k.close()))
 	}
 	w := &Witness{cfg: c, kept: k, reader: r, groups: openGroups(), stop: make(chan struct{}),
-		by: map[uint32]*subject{}, ranges: map[dsec.SandboxID]uint32{}}
+		by: map[uint32]*subject{}, ranges: map[dsec.SandboxID]uint32{}, leaving: map[dsec.SandboxID]bool{}}
 	w.drained = sync.NewCond(&w.mu)
 	return w, nil
 }
@@ -204,6 +205,8 @@ func (w *Witness) Remove(_ context.Context, id dsec.SandboxID, _ *os.File) {
 	if !ok {
 		return
 	}
+	w.leaving[id] = true
+	defer delete(w.leaving, id)
 	w.settleLocked()
 	w.lostLocked(n, w.by[n])
 	if err := w.kept.remove(n); err != nil {
@@ -268,7 +271,7 @@ func (w *Witness) read() {
 		}
 		flushed := errors.Is(err, ringbuf.ErrFlushed)
 		now := time.Now()
-		pending.deliver(now, flushed || w.stopped())
+		pending.deliver(now, w.leaves)
 		if w.stopped() {
 			return
 		}
@@ -286,6 +289,16 @@ func (w *Witness) read() {
 			w.cfg.Log.Error("starts of programs not read", "err", err)
 		}
 	}
+}
+
+// leaves reports whether a sandbox is being removed; all are if we end.
+func (w *Witness) leaves(id dsec.SandboxID) bool {
+	if w.stopped() {
+		return true
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.leaving[id]
 }
 
 // Command implements audit.CommandWitness.
