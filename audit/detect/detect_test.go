@@ -427,3 +427,19 @@ func TestAShellByAnotherNameIsAShell(t *testing.T) {
 		t.Errorf("found %v", got)
 	}
 }
+
+// TestMetadataOfAPackageIsNoCode: pip puts it in place with its directory, so that only the end
+// of the sandbox may tell of it.
+func TestMetadataOfAPackageIsNoCode(t *testing.T) {
+	s, bad := tell(t, task), tell(t, task)
+	for _, name := range []string{"INSTALLER", "RECORD", "METADATA", "direct_url.json"} {
+		s.write("/usr/local/lib/python3.11/dist-packages/tiny-1.0.dist-info/"+name, dsec.WriteDiffers, "")
+		bad.write("/usr/local/lib/python3.11/dist-packages/six/"+name+".py", dsec.WriteDiffers, "")
+	}
+	if got := s.found(); got != nil {
+		t.Errorf("metadata: %v", got)
+	}
+	if got := bad.found(); !reflect.DeepEqual(got, []dsec.HackClass{dsec.HackInterpreter}) {
+		t.Errorf("modules: %v", got)
+	}
+}

@@ -211,10 +211,15 @@ func (d *Detector) binaries(w write) []sign {
 			return w.sign(dsec.HackHook, 0.95)
 		}
 		return w.sign(dsec.HackShell, weight)
-	case d.libraries.match(w.path) && !isHook(w.name) && !strings.Contains(w.path, "/__pycache__/"):
+	case d.libraries.match(w.path) && !isHook(w.name) && !strings.Contains(w.path, "/__pycache__/") && !isMetadata(w):
 		return d.library(w)
 	}
 	return nil
+}
+
+// isMetadata: what an installer writes of a package beside it, none of which is run.
+func isMetadata(w write) bool {
+	return (strings.HasSuffix(w.dir, ".dist-info") || strings.HasSuffix(w.dir, ".egg-info")) && w.name != "entry_points.txt"
 }
 
 const manyRemoved = 30 // files of the system
