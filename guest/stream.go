@@ -114,6 +114,9 @@ func (s *Stream) WriteContext(ctx context.Context, p []byte) (int, error) {
 	m.queueLocked(s)
 	for {
 		left, err := len(s.out), s.brokenLocked()
+		if left == 0 { // also if the peer has answered and gone meanwhile
+			err = nil
+		}
 		if left == 0 || err != nil {
 			s.out = nil
 			m.mu.Unlock()
