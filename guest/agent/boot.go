@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -65,6 +66,10 @@ func filesMain() error {
 // agentMain is PID 1 of the machine. It returns when the channel is gone.
 func agentMain() error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	// Whatever else this process was started with, commands do not get it.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return os.NewSyscallError("close_range", err)
+	}
 	if err := boot(log); err != nil {
 		return err
 	}

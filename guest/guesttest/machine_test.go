@@ -174,7 +174,13 @@ func (h *hardware) start() error {
 	defer log.Close()
 	h.cmd = exec.Command("/proc/self/exe")
 	h.cmd.Env = []string{stageVariable + "=" + string(text)}
-	h.cmd.ExtraFiles = []*os.File{theirs}
+	// The second is one that nobody meant it to have.
+	stray, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	defer stray.Close()
+	h.cmd.ExtraFiles = []*os.File{theirs, stray}
 	h.cmd.Stderr = log
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET}
 	if err := h.cmd.Start(); err != nil {
