@@ -119,6 +119,7 @@ func (s *Stream) WriteContext(ctx context.Context, p []byte) (int, error) {
 		}
 		if left == 0 || err != nil {
 			s.out = nil
+			m.queueLocked(s) // the end may have waited for this
 			m.mu.Unlock()
 			return len(p) - left, err
 		}
@@ -134,6 +135,7 @@ func (s *Stream) WriteContext(ctx context.Context, p []byte) (int, error) {
 		m.mu.Lock()
 		if err != nil {
 			left, s.out = len(s.out), nil
+			m.queueLocked(s)
 			m.mu.Unlock()
 			return len(p) - left, err
 		}

@@ -333,7 +333,8 @@ func (a *Agent) shutdown(ctx context.Context, grace time.Duration) error {
 	sb.mu.Lock()
 	sb.stopping = true
 	sb.mu.Unlock()
-	a.starting.Lock() // what was starting has started
+	_ = sb.group.kill() // also what does not get to begin; the next one tells
+	a.starting.Lock()   // what was starting has started
 	defer a.starting.Unlock()
 	if err := sb.group.kill(); err != nil {
 		return dsec.E(dsec.Internal, op, "", err)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -244,10 +245,11 @@ func TestResumeThatBreaksOffThawsNothing(t *testing.T) {
 	p := start(t, c, process.Spec{Argv: []string{"sleep", "300"}})
 	must(t, c.Freeze(t.Context(), false))
 	for name, r := range map[string]guest.Resume{
-		"a link that is none": {Seed: seed(), Network: &guest.Network{Link: "none0", Address: "10.0.0.2/30"}},
-		"an address":          {Seed: seed(), Network: &guest.Network{Link: "lo", Address: "nowhere"}},
-		"a host name":         {Seed: seed(), Hostname: "../x"},
-		"a machine id":        {Seed: seed(), MachineID: "x"},
+		"a clock that it may not set": {Seed: seed(), Time: time.Now().UnixNano()},
+		"a link that is none":         {Seed: seed(), Network: &guest.Network{Link: "none0", Address: "10.0.0.2/30"}},
+		"an address":                  {Seed: seed(), Network: &guest.Network{Link: "lo", Address: "nowhere"}},
+		"a host name":                 {Seed: seed(), Hostname: "../x"},
+		"a machine id":                {Seed: seed(), MachineID: "x"},
 	} {
 		if err := c.Resume(t.Context(), r); err == nil {
 			t.Errorf("%s was taken", name)
@@ -268,24 +270,20 @@ func TestResumeThatBreaksOffThawsNothing(t *testing.T) {
 // contract has it, and so this command keeps all.
 func TestCommandsOutliveTheirHost(t *testing.T) {
 	h, c := running(t)
-	const lines = 40000
+	const lines = 50000
 	p := start(t, c, process.Spec{ID: "long", Argv: []string{"/bin/sh", "-c", fmt.Sprintf("seq 1 %d; exit 9", lines)}, Head: 64 << 10, Tail: 256 << 10})
 	var got bytes.Buffer
 	hosts := 0
 	for eof := false; !eof; hosts++ {
 		r, err := p.Follow(t.Context(), process.Stdout, int64(got.Len()))
 		must(t, err)
-		for range 3 {
-			chunk, err := r.Next(t.Context())
-			must(t, err)
-			if chunk.Offset != int64(got.Len()) {
-				t.Fatalf("chunk at %d, want %d", chunk.Offset, got.Len())
-			}
-			got.Write(chunk.Data)
-			if eof = chunk.EOF; eof {
-				break
-			}
+		chunk, err := r.Next(t.Context())
+		must(t, err)
+		if chunk.Offset != int64(got.Len()) {
+			t.Fatalf("chunk at %d, want %d", chunk.Offset, got.Len())
 		}
+		got.Write(chunk.Data)
+		eof = chunk.EOF
 		old := c
 		boot := c.Hello().Boot
 		c = h.client(t) // cuts the old one off
@@ -311,7 +309,9 @@ func TestCommandsOutliveTheirHost(t *testing.T) {
 	if r := waitFor(t, p); r.ExitCode != 9 || r.Stdout.Dropped != 0 {
 		t.Fatalf("%+v", r)
 	}
-	t.Logf("%d hosts", hosts)
+	if hosts < 4 {
+		t.Errorf("only %d hosts", hosts)
+	}
 }
 
 func TestThousandCommands(t *testing.T) {
@@ -507,5 +507,33 @@ func TestShutdownEndsAndKeepsTheDisk(t *testing.T) {
 	}
 	if b, err := os.ReadFile(filepath.Join(h.disk, "upper/root/said")); err != nil || string(b) != "bye\n" {
 		t.Errorf("%q %v", b, err)
+	}
+	if log := h.log(); strings.Contains(log, "unmount") {
+		t.Errorf("something was still in use: %s", log)
+	}
+}
+
+// When PID 1 of the sandbox is gone everything in it is, and everybody learns it.
+func TestEndOfTheSandboxIsTold(t *testing.T) {
+	h, c := running(t)
+	p := start(t, c, process.Spec{Argv: []string{"/bin/sh", "-c", "setsid sleep 300 & sleep 300"}})
+	b, err := os.ReadFile(filepath.Join(h.group.Paths().Unified, "vm/sandbox/init/cgroup.procs"))
+	must(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	must(t, err)
+	must(t, unix.Kill(pid, unix.SIGKILL))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if why, err := c.Ended(ctx); err != nil || !strings.Contains(why, "signal 9") {
+		t.Errorf("%q %v", why, err)
+	}
+	if r := waitFor(t, p); r.Status != process.Killed {
+		t.Errorf("%+v", r)
+	}
+	if _, err := c.Exec(t.Context(), guest.Exec{Command: guest.NewCommand(process.Spec{ID: "x", Argv: []string{"true"}})}); !errors.Is(err, dsec.SandboxGone.Err()) {
+		t.Error(err)
+	}
+	if s := h.client(t).Hello().State; s != guest.Ended {
+		t.Errorf("state %s", s)
 	}
 }
