@@ -343,6 +343,51 @@ func TestCancelledCallLeavesNothing(t *testing.T) {
 	}
 }
 
+// deaf answers and then reads nothing.
+type deaf struct{ echo }
+
+func (deaf) Handle(_ context.Context, s *Stream) {
+	if _, err := ReadRequest(s); err == nil && WriteMessage(s, Answer{}) == nil {
+		<-s.Over()
+	}
+}
+
+// A stream whose last Write never gets through is forgotten all the same.
+func TestClosedInTheMiddleOfAWrite(t *testing.T) {
+	c := newLine(t, deaf{}).connect(t)
+	for range 50 {
+		s, _, err := c.begin(t.Context(), talkWindow, Request{Op: OpFollow})
+		if err != nil {
+			t.Fatal(err)
+		}
+		written := make(chan error, 1)
+		go func() { _, err := s.Write(make([]byte, 4*hostWindow)); written <- err }()
+		for full := false; !full; time.Sleep(time.Millisecond) {
+			c.mux.mu.Lock()
+			full = s.credit == 0
+			c.mux.mu.Unlock()
+		}
+		if err := s.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		_ = s.Close()
+		if err := <-written; !errors.Is(err, errClosed) {
+			t.Fatal(err)
+		}
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		c.mux.mu.Lock()
+		n := len(c.mux.streams)
+		c.mux.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d streams are kept", n)
+		}
+	}
+}
+
 // A guest that speaks no version of ours, or does not answer, is an error.
 func TestGuestThatIsNone(t *testing.T) {
 	near, far := net.Pipe()
