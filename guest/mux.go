@@ -96,9 +96,14 @@ func (m *mux) start() { m.writer.Go(m.write) }
 func (m *mux) fail(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.err == nil {
-		m.err = err
-		close(m.done)
+	if m.err != nil {
+		return
+	}
+	m.err = err
+	close(m.done)
+	for _, s := range m.streams { // who waits for the peer's last waits no longer
+		s.aborted = s.aborted || !s.ended
+		s.endLocked()
 	}
 }
 

@@ -87,6 +87,8 @@ func (s *Stream) take(p []byte) (n int, err error) {
 		switch {
 		case s.closed:
 			return 0, errClosed
+		case s.aborted && s.m.err != nil:
+			return 0, s.m.err
 		case s.aborted:
 			return 0, errReset
 		case s.ended:
