@@ -114,6 +114,10 @@ type hardware struct {
 	cmd     *exec.Cmd
 	channel *chardev
 	dead    chan struct{}
+	netns   string // its network namespace
+
+	off    sync.Once
+	offErr error
 }
 
 var testGroups struct {
@@ -187,6 +191,7 @@ func (h *hardware) start() error {
 		return err
 	}
 	h.channel = newChardev(conn)
+	h.netns, _ = os.Readlink(fmt.Sprintf("/proc/%d/ns/net", h.cmd.Process.Pid)) // it is there until it is waited for
 	go func() {
 		_ = h.cmd.Wait() // how it ended does not matter
 		_ = conn.Close()
@@ -195,8 +200,14 @@ func (h *hardware) start() error {
 	return nil
 }
 
-// powerOff is what ends a machine: nothing is asked of it.
+// powerOff is what ends a machine: nothing is asked of it. It is done once: the
+// next machine of the same name has the same control group.
 func (h *hardware) powerOff() error {
+	h.off.Do(func() { h.offErr = h.cut() })
+	return h.offErr
+}
+
+func (h *hardware) cut() error {
 	_ = h.cmd.Process.Kill() // gone already: as wanted
 	<-h.dead
 	<-h.channel.gone
