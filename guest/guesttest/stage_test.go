@@ -1,6 +1,7 @@
 package guesttest
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -59,7 +61,16 @@ func runTests(m *testing.M) int {
 		fmt.Println(err)
 		return 1
 	}
-	return m.Run()
+	code := m.Run()
+	if root := testGroups.root; root != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := root.RemoveAll(ctx); err != nil {
+			fmt.Println("remove control groups:", err)
+			return 1
+		}
+	}
+	return code
 }
 
 func enterStage(text string) error {
