@@ -18,9 +18,12 @@ const (
 // Main is the helper process: it serves the root of its mount namespace as the
 // user it runs as, until nothing was asked for some seconds or the other end is
 // closed. A call that the kernel does not let go of does not keep the process.
-func Main(conn net.Conn) error {
+func Main(conn net.Conn) error { return MainIn(conn, "/") }
+
+// MainIn is Main for a root that is not the process's own.
+func MainIn(conn net.Conn, root string) error {
 	unix.Umask(0) // modes are what was asked for
-	l, err := NewLocal("/")
+	l, err := NewLocal(root)
 	if err != nil {
 		_ = conn.Close()
 		return err

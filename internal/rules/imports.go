@@ -8,7 +8,7 @@ import (
 )
 
 // contracts in their order: each may import those before it.
-var contracts = []string{"blob", "image", "layer", "rootfs", "confine", "process", "files", "qos", "netpolicy", "iam",
+var contracts = []string{"blob", "image", "layer", "rootfs", "confine", "process", "files", "guest", "qos", "netpolicy", "iam",
 	"trajectory", "audit", "runtime", "snapshot"}
 
 // engines may import contracts; they meet only in api and over NATS.
@@ -16,6 +16,9 @@ var engines = []string{"gateway", "cluster", "node"}
 
 // mechanismFree libraries that an implementation may import besides contracts.
 var mechanismFree = []string{"process", "files", "confine", "confine/apparmor", "image/erofs"}
+
+// agentMay be imported by the agent of a guest, which has no use for more.
+var agentMay = []string{"guest", "process", "files", "confine"}
 
 // Imports checks the direction of every import of our own packages in files
 // that are not tests.
@@ -51,6 +54,8 @@ func importRule(from, path string) (why string) {
 	top := strings.SplitN(from, "/", 2)[0]
 	toTop := strings.SplitN(to, "/", 2)[0]
 	switch {
+	case from == "guest/agent" && !slices.Contains(agentMay, to) && toTop != "internal" && to != ".":
+		return "what runs inside a guest is small: only " + strings.Join(agentMay, ", ")
 	case top == "cmd" || top == "e2e" || top == "bench":
 		return ""
 	case to == ".":

@@ -51,6 +51,16 @@ func TestImportRuleKnowsWrongFromRight(t *testing.T) {
 		{"layer/ondemand/ondemandtest", Module + "/blob/bucket", true},
 		{"layer/ondemand/ondemandtest", Module + "/runtime/container", false},
 		{"layer/store", Module + "/blob/bucket", false},
+		{"guest", Module + "/process", true},
+		{"guest", Module + "/runtime", false},
+		{"guest/agent", Module + "/guest", true},
+		{"guest/agent", Module + "/confine", true},
+		{"guest/agent", Module + "/internal/linux", true},
+		{"guest/agent", Module + "/api/dsec/v1", false},
+		{"guest/agent", Module + "/netpolicy", false},
+		{"guest/agent", Module + "/node", false},
+		{"runtime/microvm", Module + "/guest", true},
+		{"runtime/microvm", Module + "/guest/agent", false},
 	} {
 		if why := importRule(c.from, c.to); (why == "") != c.ok {
 			t.Errorf("%s → %s: %q, want ok %v", c.from, c.to, why, c.ok)

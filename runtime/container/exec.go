@@ -12,6 +12,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/netpolicy"
@@ -99,10 +100,10 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	locale := sb.locale
 	sb.mu.Unlock()
 	e := hold.ExecSpec{Sandbox: string(sb.id), Spec: s,
-		Env: environment(who, s.PTY != nil, locale, withMirror(image.Env, rec.policy()), spec.Env, s.Env),
+		Env: accounts.Environment(who, s.PTY != nil, locale, withMirror(image.Env, rec.policy()), spec.Env, s.Env),
 		Cwd: first(s.Cwd, spec.Workdir, path.Join("/", image.Workdir)),
-		UID: who.uid, GID: who.gid, Groups: who.groups,
-		Caps: capsFor(who.uid, confine.Capabilities(profile)&^rights.dropped), NoNewPrivs: spec.NoNewPrivs || rights.NoNewPrivs,
+		UID: who.UID, GID: who.GID, Groups: who.Groups,
+		Caps: capsFor(who.UID, confine.Capabilities(profile)&^rights.dropped), NoNewPrivs: spec.NoNewPrivs || rights.NoNewPrivs,
 		Landlock: rights.landlock(),
 		Seccomp:  r.programs[profile], Notice: r.cfg.Refused != nil, AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
 	e.Rlimits = r.rlimits[profile]
@@ -179,7 +180,7 @@ func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (
 // userCache is what was last read of the account files, and from which version
 // of them.
 type userCache struct {
-	accounts      accounts
+	accounts      accounts.Files
 	passwd, group fileVersion
 }
 
@@ -190,38 +191,38 @@ type fileVersion struct {
 }
 
 // identify looks a user up in the sandbox's own files.
-func (r *Runtime) identify(ctx context.Context, sb *sandbox, user string) (identity, error) {
+func (r *Runtime) identify(ctx context.Context, sb *sandbox, user string) (accounts.Identity, error) {
 	sb.mu.Lock()
 	if sb.root != nil {
 		defer sb.mu.Unlock()
 		sb.users.read(sb.root)
-		return sb.users.accounts.lookup(user)
+		return sb.users.accounts.Lookup(user)
 	}
 	sb.mu.Unlock()
 	return r.identifyIn(ctx, string(sb.id), user)
 }
 
 // identifyIn looks a user up in a shell of the hold.
-func (r *Runtime) identifyIn(ctx context.Context, shell, user string) (identity, error) {
-	var a accounts
+func (r *Runtime) identifyIn(ctx context.Context, shell, user string) (accounts.Identity, error) {
+	var a accounts.Files
 	for _, f := range []struct {
 		path string
 		into *[]byte
-	}{{"/etc/passwd", &a.passwd}, {"/etc/group", &a.group}} {
+	}{{"/etc/passwd", &a.Passwd}, {"/etc/group", &a.Group}} {
 		file, err := r.hold.OpenIn(ctx, shell, f.path)
 		switch {
 		case errors.Is(err, dsec.FileNotFound.Err()), errors.Is(err, dsec.Invalid.Err()):
 			continue
 		case err != nil:
-			return identity{}, err
+			return accounts.Identity{}, err
 		}
-		*f.into, err = readCapped(file)
+		*f.into, err = accounts.ReadCapped(file)
 		file.Close()
 		if err != nil {
-			return identity{}, dsec.E(dsec.Internal, "read", f.path, err)
+			return accounts.Identity{}, dsec.E(dsec.Internal, "read", f.path, err)
 		}
 	}
-	return a.lookup(user)
+	return a.Lookup(user)
 }
 
 // read brings the cache up to date. A file that is missing or no plain file
@@ -231,7 +232,7 @@ func (c *userCache) read(root *os.File) {
 		path    string
 		into    *[]byte
 		version *fileVersion
-	}{{"/etc/passwd", &c.accounts.passwd, &c.passwd}, {"/etc/group", &c.accounts.group, &c.group}} {
+	}{{"/etc/passwd", &c.accounts.Passwd, &c.passwd}, {"/etc/group", &c.accounts.Group, &c.group}} {
 		file, err := linux.OpenOnMount(root, f.path, unix.O_RDONLY)
 		if err != nil {
 			*f.into, *f.version = nil, fileVersion{}
@@ -241,7 +242,7 @@ func (c *userCache) read(root *os.File) {
 		if err := unix.Fstat(int(file.Fd()), &st); err == nil {
 			v := fileVersion{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}
 			if v != *f.version {
-				if *f.into, err = readCapped(file); err == nil {
+				if *f.into, err = accounts.ReadCapped(file); err == nil {
 					*f.version = v
 				}
 			}

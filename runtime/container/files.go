@@ -10,6 +10,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
@@ -48,7 +49,7 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
-	s := &fileService{r: r, sb: sb, who: who, key: fmt.Sprint(who.uid, who.gid, who.groups)}
+	s := &fileService{r: r, sb: sb, who: who, key: fmt.Sprint(who.UID, who.GID, who.Groups)}
 	_, err = s.open()
 	return s, err
 }
@@ -94,7 +95,7 @@ func (sb *sandbox) closeServices() {
 
 // reach returns the shell through which a sandbox's files are reached, and who
 // a user is there.
-func (r *Runtime) reach(ctx context.Context, sb *sandbox, user string) (shell string, who identity, err error) {
+func (r *Runtime) reach(ctx context.Context, sb *sandbox, user string) (shell string, who accounts.Identity, err error) {
 	const op = "open files of sandbox"
 	rec := sb.record()
 	if rec == nil {
@@ -121,17 +122,17 @@ func (r *Runtime) reach(ctx context.Context, sb *sandbox, user string) (shell st
 }
 
 // helper starts a file helper and connects to it.
-func (r *Runtime) helper(ctx context.Context, sb *sandbox, shell string, who identity) (net.Conn, error) {
+func (r *Runtime) helper(ctx context.Context, sb *sandbox, shell string, who accounts.Identity) (net.Conn, error) {
 	g, err := r.groups.Service(filesGroup)
 	if err != nil {
 		return nil, err
 	}
 	p := g.Paths()
 	var caps hold.Caps
-	if who.uid == 0 {
+	if who.UID == 0 {
 		caps = hold.Caps{Bounding: fileCaps, Permitted: fileCaps}
 	}
-	sock, err := r.hold.StartFiles(ctx, hold.FilesSpec{Sandbox: shell, UID: who.uid, GID: who.gid, Groups: who.groups,
+	sock, err := r.hold.StartFiles(ctx, hold.FilesSpec{Sandbox: shell, UID: who.UID, GID: who.GID, Groups: who.Groups,
 		Caps: caps, Cgroup: p.Unified, Tasks: p.Tasks})
 	if err != nil {
 		return nil, r.explain("open files of sandbox", sb, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
 	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
@@ -63,10 +64,10 @@ func TestB8EnvironmentOfRootAndUser(t *testing.T) {
 	id := w.create(t, func(r *runtime.Request) { r.Spec.Env = map[string]string{"SPEC": "1"} })
 	script := "echo $HOME $USER $PATH $FROM $SPEC $OWN"
 	for user, want := range map[string]string{
-		"":     "/root root " + defaultPath + " image 1 x\n",
-		"1000": "/home/user user " + defaultPath + " image 1 x\n",
-		"user": "/home/user user " + defaultPath + " image 1 x\n",
-		"4321": "/ 4321 " + defaultPath + " image 1 x\n",
+		"":     "/root root " + accounts.DefaultPath + " image 1 x\n",
+		"1000": "/home/user user " + accounts.DefaultPath + " image 1 x\n",
+		"user": "/home/user user " + accounts.DefaultPath + " image 1 x\n",
+		"4321": "/ 4321 " + accounts.DefaultPath + " image 1 x\n",
 	} {
 		o := w.run(t, id, process.Spec{Argv: []string{"sh", "-c", script}, User: user, Env: map[string]string{"OWN": "x"}})
 		if o.stdout != want {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -48,57 +47,6 @@ func TestRangesAreNeverShared(t *testing.T) {
 	}
 	if n := newRanges(1<<32-1-65536, 0).n; n != 1 {
 		t.Fatalf("%d ranges at the end of the ids", n)
-	}
-}
-
-func TestB16UsersByNameAndNumber(t *testing.T) {
-	a := accounts{
-		passwd: []byte("root:x:0:0::/root:/bin/sh\nbroken\nuser:x:1000:100::/home/user:/bin/sh\nodd:x:1001:1001::relative:/bin/sh\nbig:x:99999:1::/:/\n"),
-		group:  []byte("root:x:0:\nusers:x:100:\nwheel:x:10:root,user\ndocker:x:999:user\nempty:x:5\n"),
-	}
-	for _, c := range []struct {
-		user string
-		want identity
-	}{
-		{"", identity{0, 0, []uint32{0, 10}, "root", "/root"}},
-		{"root", identity{0, 0, []uint32{0, 10}, "root", "/root"}},
-		{"user", identity{1000, 100, []uint32{100, 10, 999}, "user", "/home/user"}},
-		{"1000", identity{1000, 100, []uint32{100, 10, 999}, "user", "/home/user"}},
-		{"user:docker", identity{1000, 999, nil, "user", "/home/user"}},
-		{"1000:7", identity{1000, 7, nil, "user", "/home/user"}},
-		{"4321", identity{4321, 0, []uint32{0}, "4321", "/"}},
-		{"4321:4322", identity{4321, 4322, nil, "4321", "/"}},
-		{"odd", identity{1001, 1001, []uint32{1001}, "odd", "/"}},
-	} {
-		got, err := a.lookup(c.user)
-		if err != nil || got.uid != c.want.uid || got.gid != c.want.gid || !slices.Equal(got.groups, c.want.groups) ||
-			got.name != c.want.name || got.home != c.want.home {
-			t.Errorf("%q: %+v, %v, want %+v", c.user, got, err, c.want)
-		}
-	}
-	for _, bad := range []string{"nonexistent", "nonexistent:0", "user:nogroup", "70000", "big", ":5", "user:", "-1"} {
-		if who, err := a.lookup(bad); err == nil {
-			t.Errorf("%q: %+v", bad, who)
-		} else if name := strings.Split(bad, ":"); !strings.Contains(err.Error(), `"`) {
-			t.Errorf("%q: the error does not name it: %v (%v)", bad, err, name)
-		}
-	}
-	var none accounts
-	if who, err := none.lookup(""); err != nil || who.home != "/root" || who.name != "root" {
-		t.Errorf("without files: %+v, %v", who, err)
-	}
-}
-
-func TestB8EnvironmentOrder(t *testing.T) {
-	got := environment(identity{name: "user", home: "/home/user"}, true, "C.UTF-8",
-		[]string{"PATH=/img", "A=image", "HOME=/img", "=x", "novalue"}, map[string]string{"A": "spec", "B": "spec"}, map[string]string{"B": "exec"})
-	want := []string{"A=spec", "B=exec", "HOME=/home/user", "LANG=C.UTF-8", "LOGNAME=user", "PATH=/img", "TERM=xterm-256color", "USER=user"}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
-	}
-	got = environment(identity{name: "root", home: "/root"}, false, "", nil, nil)
-	if !slices.Contains(got, "PATH="+defaultPath) || slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "TERM=") }) {
-		t.Errorf("got %q", got)
 	}
 }
 
@@ -175,17 +123,6 @@ func FuzzDecodeRecord(f *testing.F) {
 		r, err := decodeRecord(b)
 		if err == nil && (r.Starts < 1 || r.UID == 0) {
 			t.Errorf("accepted %+v", r)
-		}
-	})
-}
-
-func FuzzLookupUser(f *testing.F) {
-	f.Add([]byte("root:x:0:0::/root:/bin/sh\n"), []byte("root:x:0:a,b\n"), "root:root")
-	f.Fuzz(func(t *testing.T, passwd, group []byte, user string) {
-		a := accounts{passwd, group}
-		who, err := a.lookup(user)
-		if err == nil && (who.uid >= idCount || who.gid >= idCount || len(who.groups) > maxGroups) {
-			t.Errorf("%q: %+v", user, who)
 		}
 	})
 }

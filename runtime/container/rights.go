@@ -10,6 +10,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/hold"
 )
 
@@ -41,19 +42,19 @@ func (r *record) rights() rights {
 // allow holds a user against those the phase names. They are compared by the uids
 // that their names had in the layers: what has become of /etc/passwd is the
 // sandbox's own business.
-func (g *rights) allow(sb *sandbox, who identity) error {
-	if g.Name != "" && !g.service && isService(who.uid) {
-		return dsec.Errorf(dsec.PermissionDenied, "exec in sandbox", string(sb.id), "uid %d is of services", who.uid)
+func (g *rights) allow(sb *sandbox, who accounts.Identity) error {
+	if g.Name != "" && !g.service && isService(who.UID) {
+		return dsec.Errorf(dsec.PermissionDenied, "exec in sandbox", string(sb.id), "uid %d is of services", who.UID)
 	}
 	if len(g.Users) == 0 {
 		return nil
 	}
 	for _, u := range g.Users {
-		if uid, ok := g.users[u]; ok && uid == who.uid {
+		if uid, ok := g.users[u]; ok && uid == who.UID {
 			return nil
 		}
 	}
-	return dsec.Errorf(dsec.PermissionDenied, "exec in sandbox", string(sb.id), "in the phase %s nothing runs as uid %d", dsec.Quote(g.Name), who.uid)
+	return dsec.Errorf(dsec.PermissionDenied, "exec in sandbox", string(sb.id), "in the phase %s nothing runs as uid %d", dsec.Quote(g.Name), who.UID)
 }
 
 func (g *rights) landlock() *hold.Landlock {
@@ -113,11 +114,11 @@ func (b *build) pinUsers() error {
 	users := map[string]uint32{}
 	for _, p := range b.rec.Request.Spec.Phases {
 		for _, u := range p.Users {
-			who, err := cache.accounts.lookup(u)
+			who, err := cache.accounts.Lookup(u)
 			if err != nil {
 				return dsec.E(dsec.ClassOf(err), "find user of phase", dsec.Quote(p.Name), err)
 			}
-			users[u] = who.uid
+			users[u] = who.UID
 		}
 	}
 	if len(users) == 0 || maps.Equal(users, b.rec.Users) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/internal/accounts"
 )
 
 // fileService is the file service of a sandbox as one user, over all its
@@ -14,8 +15,8 @@ import (
 type fileService struct {
 	r   *Runtime
 	sb  *sandbox
-	who identity // as it was when the service was opened
-	key string   // of who
+	who accounts.Identity // as it was when the service was opened
+	key string            // of who
 }
 
 var _ interface {

@@ -4,10 +4,11 @@ import (
 	"sync"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/accounts"
 )
 
 // idCount is the number of uids and gids of a sandbox.
-const idCount = 65536
+const idCount = accounts.IDs
 
 // ranges hands out uid ranges. A range belongs to one sandbox until give; the
 // caller gives it back only when no file of it is left.

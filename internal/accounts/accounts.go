@@ -1,4 +1,7 @@
-package container
+// Package accounts resolves the users that a sandbox knows by its own
+// /etc/passwd and /etc/group, and makes the environment of a command of theirs.
+// The files are the sandbox's and prove nothing.
+package accounts
 
 import (
 	"bufio"
@@ -16,23 +19,26 @@ import (
 const (
 	maxAccountFile = 1 << 20
 	maxGroups      = 64
+
+	// IDs is how many ids there are inside, from 0.
+	IDs = 1 << 16
 )
 
-// identity is who a command runs as.
-type identity struct {
-	uid, gid uint32
-	groups   []uint32 // supplementary
-	name     string   // in /etc/passwd, or the number
-	home     string
+// Identity is who a command runs as.
+type Identity struct {
+	UID, GID uint32
+	Groups   []uint32 // supplementary
+	Name     string   // in /etc/passwd, or the number
+	Home     string
 }
 
-// accounts are the two files as the sandbox has them; missing ones are empty.
-type accounts struct {
-	passwd, group []byte
+// Files are the two files as the sandbox has them; missing ones are empty.
+type Files struct {
+	Passwd, Group []byte
 }
 
-// readCapped reads at most what an account file may hold, of a regular file only.
-func readCapped(f *os.File) ([]byte, error) {
+// ReadCapped reads at most what an account file may hold, of a regular file only.
+func ReadCapped(f *os.File) ([]byte, error) {
 	st, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -43,22 +49,22 @@ func readCapped(f *os.File) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxAccountFile))
 }
 
-// lookup resolves "name", "uid", "name:group", "uid:gid"; "" is root. A number
+// Lookup resolves "name", "uid", "name:group", "uid:gid"; "" is root. A number
 // needs no entry; a name does.
-func (a *accounts) lookup(user string) (identity, error) {
+func (a *Files) Lookup(user string) (Identity, error) {
 	const op = "look up user"
 	if user == "" {
 		user = "0"
 	}
 	u, g, withGroup := strings.Cut(user, ":")
-	who := identity{home: "/", name: u}
+	who := Identity{Home: "/", Name: u}
 	n, numeric, err := parseID(u)
 	if err != nil {
 		return who, dsec.E(dsec.Invalid, op, dsec.Quote(user), err)
 	}
-	who.uid = n
+	who.UID = n
 	found := false
-	eachEntry(a.passwd, 6, func(f []string) bool {
+	eachEntry(a.Passwd, 6, func(f []string) bool {
 		uid, ok, err := parseID(f[2])
 		if err != nil || !ok || (numeric && uid != n) || (!numeric && f[0] != u) {
 			return true
@@ -67,27 +73,27 @@ func (a *accounts) lookup(user string) (identity, error) {
 		if err != nil || !ok {
 			return true
 		}
-		who.uid, who.gid, who.name, found = uid, gid, f[0], true
+		who.UID, who.GID, who.Name, found = uid, gid, f[0], true
 		if strings.HasPrefix(f[5], "/") {
-			who.home = f[5]
+			who.Home = f[5]
 		}
 		return false
 	})
 	switch {
 	case !found && !numeric:
 		return who, dsec.Errorf(dsec.NotFound, op, dsec.Quote(u), "no such user in the sandbox's /etc/passwd")
-	case !found && who.uid == 0:
-		who.name, who.home = "root", "/root"
+	case !found && who.UID == 0:
+		who.Name, who.Home = "root", "/root"
 	}
 	if !withGroup {
-		who.groups = a.memberships(who.name, who.gid)
+		who.Groups = a.memberships(who.Name, who.GID)
 		return who, nil
 	}
-	who.gid, err = a.lookupGroup(g)
+	who.GID, err = a.lookupGroup(g)
 	return who, err
 }
 
-func (a *accounts) lookupGroup(g string) (uint32, error) {
+func (a *Files) lookupGroup(g string) (uint32, error) {
 	const op = "look up group"
 	n, numeric, err := parseID(g)
 	if err != nil {
@@ -97,7 +103,7 @@ func (a *accounts) lookupGroup(g string) (uint32, error) {
 		return n, nil
 	}
 	found := false
-	eachEntry(a.group, 3, func(f []string) bool {
+	eachEntry(a.Group, 3, func(f []string) bool {
 		gid, ok, err := parseID(f[2])
 		if err == nil && ok && f[0] == g {
 			n, found = gid, true
@@ -111,9 +117,9 @@ func (a *accounts) lookupGroup(g string) (uint32, error) {
 }
 
 // memberships are the groups that list the user, and its own.
-func (a *accounts) memberships(name string, gid uint32) []uint32 {
+func (a *Files) memberships(name string, gid uint32) []uint32 {
 	groups := []uint32{gid}
-	eachEntry(a.group, 4, func(f []string) bool {
+	eachEntry(a.Group, 4, func(f []string) bool {
 		n, ok, err := parseID(f[2])
 		if err == nil && ok && !slices.Contains(groups, n) && slices.Contains(strings.Split(f[3], ","), name) {
 			groups = append(groups, n)
@@ -133,7 +139,7 @@ func parseID(s string) (n uint32, numeric bool, err error) {
 		return 0, false, nil
 	}
 	v, err := strconv.ParseUint(s, 10, 32)
-	if err != nil || v >= idCount {
+	if err != nil || v >= IDs {
 		return 0, false, errLargeID
 	}
 	return uint32(v), true, nil

@@ -1,4 +1,4 @@
-package container
+package accounts
 
 import (
 	"errors"
@@ -12,12 +12,13 @@ var (
 	errLargeID   = errors.New("ids inside a sandbox go to 65535")
 )
 
-const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+// DefaultPath is the PATH of an image that says none.
+const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// environment is the complete environment of a command: the image's, what its
+// Environment is the complete environment of a command: the image's, what its
 // user and terminal imply, the sandbox's and the command's own, later ones winning.
-func environment(who identity, pty bool, locale string, image []string, more ...map[string]string) []string {
-	env := map[string]string{"PATH": defaultPath}
+func Environment(who Identity, pty bool, locale string, image []string, more ...map[string]string) []string {
+	env := map[string]string{"PATH": DefaultPath}
 	if locale != "" {
 		env["LANG"] = locale
 	}
@@ -29,7 +30,7 @@ func environment(who identity, pty bool, locale string, image []string, more ...
 			env[k] = v
 		}
 	}
-	env["HOME"], env["USER"], env["LOGNAME"] = who.home, who.name, who.name // an image says them for one user only
+	env["HOME"], env["USER"], env["LOGNAME"] = who.Home, who.Name, who.Name // an image says them for one user only
 	for _, m := range more {
 		maps.Copy(env, m)
 	}
