@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -140,8 +141,13 @@ func (w *world) open(t testing.TB) {
 	w.openRuntime(t)
 }
 
+// netName is that of the world, as short as the name of a network has to be.
 func (w *world) netName() string {
-	return strings.ReplaceAll(strings.TrimPrefix(w.name, "dsect"), ".", "x")
+	var pid, n int64
+	if _, err := fmt.Sscanf(w.name, "dsect%d.%d", &pid, &n); err != nil {
+		panic(err)
+	}
+	return strconv.FormatInt(pid, 36) + "x" + strconv.FormatInt(n, 36)
 }
 
 func (w *world) config() Config {
