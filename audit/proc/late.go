@@ -19,6 +19,9 @@ type telling struct {
 // nameWithin is how long a record waits for the name of its command.
 const nameWithin = time.Second
 
+// mostLate wait at one time; more are told without. They are asked about at each delivery.
+const mostLate = 4096
+
 // tellings come together: a log is opened for each write.
 type tellings struct {
 	groups *groups
@@ -29,7 +32,7 @@ type tellings struct {
 }
 
 func (p *tellings) add(x telling) {
-	if x.group != 0 {
+	if x.group != 0 && len(p.late) < mostLate {
 		p.late = append(p.late, x)
 		return
 	}
@@ -41,12 +44,17 @@ func (p *tellings) add(x telling) {
 func (p *tellings) deliver(now time.Time, all bool) {
 	late := p.late
 	p.late = nil
+	after := p.ready // what waited is older
+	p.ready = map[dsec.SandboxID][]dsec.AuditRecord{}
 	for _, x := range late {
 		var named bool
 		if x.record.Exec, named = p.groups.said(x.group); named || all || now.After(x.until) {
 			x.group = 0
 		}
 		p.add(x)
+	}
+	for id, records := range after {
+		p.ready[id] = append(p.ready[id], records...)
 	}
 	for id, records := range p.ready {
 		p.take(id, records...)

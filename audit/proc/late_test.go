@@ -39,6 +39,32 @@ func TestARecordWaitsForTheNameOfItsCommand(t *testing.T) {
 	}
 }
 
+// TestWhatWaitedIsToldBeforeWhatCameAfter it, and only so much waits.
+func TestWhatWaitedIsToldBeforeWhatCameAfter(t *testing.T) {
+	var told []dsec.AuditRecord
+	g := &groups{known: map[uint64]string{}}
+	p := &tellings{groups: g, ready: map[dsec.SandboxID][]dsec.AuditRecord{}, take: func(_ dsec.SandboxID, r ...dsec.AuditRecord) { told = append(told, r...) }}
+	now := time.Now()
+	p.add(telling{id: "a", group: 1, until: now.Add(nameWithin), record: dsec.AuditRecord{PID: 1}})
+	p.deliver(now, false)
+	p.add(telling{id: "a", record: dsec.AuditRecord{PID: 2, PPID: 1}})
+	g.say(1, "one")
+	p.deliver(now, false)
+	if len(told) != 2 || told[0].PID != 1 || told[0].Exec != "one" || told[1].PID != 2 {
+		t.Errorf("%+v", told)
+	}
+	for range 2 * mostLate {
+		p.add(telling{id: "a", group: 2, until: now.Add(nameWithin)})
+	}
+	if len(p.late) != mostLate || p.count != mostLate {
+		t.Errorf("%d wait, %d are ready", len(p.late), p.count)
+	}
+	told = nil
+	if p.deliver(now, true); len(told) != 2*mostLate {
+		t.Errorf("%d of %d are told", len(told), 2*mostLate)
+	}
+}
+
 func TestGroupsAreForgottenOldestFirst(t *testing.T) {
 	g := &groups{known: map[uint64]string{}}
 	for i := range uint64(mostGroups + 10) {
