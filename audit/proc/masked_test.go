@@ -3,8 +3,10 @@ package proc
 import (
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/opendsec/dsec/audit"
@@ -27,13 +29,23 @@ func TestNoProgramIsToldAsTheOneAfterIt(t *testing.T) {
 			id := newID()
 			w := openAs(t, k, o, f)
 			must(t, w.Add(t.Context(), audit.Subject{ID: id, UID: base}, false))
-			must(t, w.Start())
-			as(t, 0, 0, own, "-c", "exec /bin/sh -c '/bin/sleep 0.05; :'")
+			c := exec.Command(own, "-c", "exec /bin/sh -c 'echo ready; read x'")
+			c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: base, Gid: base}}
+			in, err := c.StdinPipe()
+			must(t, err)
+			out, err := c.StdoutPipe()
+			must(t, err)
+			must(t, c.Start())
+			_, err = out.Read(make([]byte, 8))
+			must(t, err)
+			must(t, w.Start()) // who reads may always come that late
 			w.Remove(t.Context(), id, nil)
 			must(t, w.Close())
 			must(t, Forget(t.Context(), w.cfg))
+			must(t, in.Close())
+			_ = c.Wait() // it read nothing, which is an error
 			got := o.of(id)
-			if len(got) != 3 || !isFile(got[1], "sh") {
+			if len(got) != 2 || !isFile(got[1], "sh") {
 				t.Fatalf("%+v", got)
 			}
 			if exe := got[0].Exe; exe != own && !strings.HasPrefix(exe, "~") || got[1].Exe == own {
