@@ -74,7 +74,7 @@ type AuditFilter struct {
 	Follow bool        // go on with what is new, until the sandbox's record is gone
 }
 
-// maxStars is how often "**" may be in a pattern: the time of a match grows with its power.
+// maxStars is how often "**" may be in a pattern; nothing that is watched needs more.
 const maxStars = 2
 
 // CheckWatch reports the first pattern that cannot be, as Invalid. Elements are as

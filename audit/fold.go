@@ -12,6 +12,7 @@ const (
 	foldAfter  = 4           // records alike that are written one by one
 	foldWithin = time.Second // then one is written in this time
 	foldKeys   = 512         // that are remembered; with more, all are forgotten
+	foldSlots  = 64          // of a sandbox at one time: none takes those of all others
 )
 
 // folder makes one record of many that say the same but for their time and process.
@@ -20,6 +21,7 @@ type folder struct {
 	held *held
 	seen map[string]*fold
 	done []*slot // of records that are to be written now
+	has  int     // slots of what is held back
 }
 
 type fold struct {
@@ -44,6 +46,9 @@ func (f *folder) add(now time.Time, records []dsec.AuditRecord) (out []dsec.Audi
 	for _, r := range records {
 		key := foldKey(&r)
 		if key == "" {
+			if r.Kind == dsec.AuditPhase { // what was before it gets the name of that phase
+				out = append(out, f.due(now, true)...)
+			}
 			out = append(out, r)
 			continue
 		}
@@ -79,9 +84,13 @@ func (f *folder) hold(x *fold, r *dsec.AuditRecord) bool {
 		return false
 	}
 	if x.slot == nil {
+		if f.has >= foldSlots {
+			return false
+		}
 		if x.slot = f.held.take(f.id, r); x.slot == nil {
 			return false
 		}
+		f.has++
 	}
 	x.latest = *r
 	return true
@@ -108,6 +117,7 @@ func (f *folder) due(now time.Time, all bool) (out []dsec.AuditRecord) {
 			}
 			out = append(out, r)
 			f.done = append(f.done, x.slot)
+			f.has--
 		}
 		if all || !some {
 			delete(f.seen, key)

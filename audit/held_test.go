@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"testing"
 
 	"github.com/opendsec/dsec"
@@ -166,4 +167,55 @@ func TestAFileOfAnotherVersionIsMadeAnew(t *testing.T) {
 		}
 		must(t, again.Close())
 	}
+}
+
+// TestOneSandboxLeavesSlotsToOthers: what it says too much is written, and nothing is lost.
+func TestOneSandboxLeavesSlotsToOthers(t *testing.T) {
+	greedy, honest := newID(), newID()
+	s, c := openStore(t, t.TempDir(), Sizes{})
+	for range 2 { // also when what it held was written
+		for range 3 * foldAfter {
+			for n := range foldKeys {
+				s.Append(greedy, start("/bin/"+strconv.Itoa(n)))
+			}
+		}
+		if n := s.held.next - len(s.held.free); n > foldSlots {
+			t.Errorf("it has %d slots", n)
+		}
+		c.now = c.now.Add(foldWithin)
+	}
+	for range 100 {
+		s.Append(honest, start("/bin/true"))
+	}
+	if n := len(all(t, s, honest, 0)); n != foldAfter {
+		t.Errorf("%d records are written, of which more were to be folded", n)
+	}
+	s.End(greedy)
+	if n := starts(all(t, s, greedy, 0)); n != 2*3*foldAfter*foldKeys {
+		t.Errorf("%d starts are told", n)
+	}
+	must(t, s.Close())
+}
+
+// TestWhatIsHeldBackIsOfItsPhase, and not of the one in which it is written.
+func TestWhatIsHeldBackIsOfItsPhase(t *testing.T) {
+	id := newID()
+	s, _ := openStore(t, t.TempDir(), Sizes{})
+	sum := map[string]int64{}
+	for _, phase := range []string{"work", "grade"} {
+		s.Append(id, dsec.AuditRecord{Kind: dsec.AuditPhase, Phase: phase})
+		for range 100 {
+			s.Append(id, start("/bin/true"))
+		}
+	}
+	s.End(id)
+	for _, r := range all(t, s, id, 0) {
+		if r.Kind == dsec.AuditProcess {
+			sum[r.Phase] += max(1, r.Count)
+		}
+	}
+	if sum["work"] != 100 || sum["grade"] != 100 {
+		t.Errorf("%v", sum)
+	}
+	must(t, s.Close())
 }

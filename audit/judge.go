@@ -1,6 +1,8 @@
 package audit
 
 import (
+	"context"
+
 	"github.com/opendsec/dsec"
 )
 
@@ -8,8 +10,9 @@ import (
 // called by several at one time.
 type Judge interface {
 	// Judge gives a finding of each class of which there is any sign. It errs with Invalid for
-	// a task that says what cannot be.
-	Judge(task dsec.HackTask, k Known) ([]dsec.HackFinding, error)
+	// a task that says what cannot be, and ends early when ctx does: how long it takes is up to
+	// the patterns of who asks and the paths that the sandbox made.
+	Judge(ctx context.Context, task dsec.HackTask, k Known) ([]dsec.HackFinding, error)
 	// Event is how a finding is told to those who follow the sandbox.
 	Event(f dsec.HackFinding) dsec.Event
 }

@@ -139,35 +139,32 @@ func (w *Watchlist) MatchBelow(dir string) bool {
 	return false
 }
 
-// match: "**" is tried with every number of elements.
+// match has a "**" take as little as possible, and one element more when what follows does not
+// fit. Only the last one need be asked for more: what those before it took leaves it the most to
+// choose from. So the work is bounded by the product of the lengths, whatever the path.
 func match(pattern pattern, elements []string) bool {
-	for len(pattern) > 0 {
-		if pattern[0].kind == deep {
-			rest := pattern[1:]
-			if len(rest) == 0 {
-				return len(elements) > 0
+	i, k := 0, 0         // in pattern and elements
+	more, from := -1, -1 // behind the last "**", and where what it takes ends
+	for {
+		switch {
+		case i == len(pattern) && k == len(elements):
+			return true
+		case i < len(pattern) && pattern[i].kind == deep:
+			if i++; i == len(pattern) {
+				return k < len(elements)
 			}
-			if len(rest) > 1 || rest[0].kind == deep {
-				for i := range len(elements) + 1 {
-					if match(rest, elements[i:]) {
-						return true
-					}
-				}
-				return false
+			more, from = i, k
+			if i == len(pattern)-1 && pattern[i].kind != deep { // the last of a path is far away
+				k = max(k, len(elements)-1)
+				from = k
 			}
-			if len(elements) == 0 {
-				return false
-			}
-			pattern, elements = rest, elements[len(elements)-1:]
-			continue
-		}
-		if len(elements) == 0 {
+		case i < len(pattern) && k < len(elements) && pattern[i].match(elements[k]):
+			i, k = i+1, k+1
+		case more >= 0 && from < len(elements):
+			from++
+			i, k = more, from
+		default:
 			return false
 		}
-		if !pattern[0].match(elements[0]) {
-			return false
-		}
-		pattern, elements = pattern[1:], elements[1:]
 	}
-	return len(elements) == 0
 }

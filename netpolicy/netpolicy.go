@@ -34,9 +34,9 @@ import (
 // Lease is what a sandbox was given.
 type Lease struct {
 	Mode    dsec.NetworkMode
-	Address netip.Addr   // invalid for none
-	Gateway netip.Addr   // invalid for none
-	DNS     []netip.Addr // for resolv.conf; empty for none
+	Address netip.Addr   // invalid without a link
+	Gateway netip.Addr   // invalid without a link
+	DNS     []netip.Addr // for resolv.conf; empty without a link
 }
 
 // Place is where the processes of a sandbox are, and what its link may carry.
@@ -48,6 +48,8 @@ type Place struct {
 	// else changes.
 	Group uint64
 	Rate  int64 // bytes a second, each way; 0: what the machine can
+	// Link has it linked also where its policy is none, and nothing open: a later one may open it.
+	Link bool
 }
 
 // Network connects network namespaces.
@@ -75,7 +77,7 @@ type Network interface {
 type Preparer interface {
 	// Prepare links a namespace that was never connected. It belongs to no sandbox and
 	// Live knows nothing of it; no IP packet passes until Attach, which is given the
-	// same namespace and rate, and a mode other than none. Whoever does not want it any
+	// same namespace and rate, and a mode other than none or a Place with Link. Whoever does not want it any
 	// more destroys the namespace, which is all there is to undo, also after an error.
 	// Processes to come know of no link that was prepared: they cannot attach it.
 	Prepare(ctx context.Context, at Place) error

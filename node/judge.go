@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/audit"
@@ -9,6 +10,14 @@ import (
 
 // judged is how many records are judged at most: half of them the first, half the last.
 const judged = 20_000
+
+// judgingsAtOnce bounds the memory, which is that of so many records, and the processors that
+// who asks for findings takes; judgeTime is what slow patterns get of them.
+const (
+	judgingsAtOnce  = 2
+	projectJudgings = 1
+	judgeTime       = 20 * time.Second
+)
 
 // Findings implements Auditor.
 func (n *Node) Findings(ctx context.Context, id dsec.SandboxID, task dsec.HackTask) ([]dsec.HackFinding, error) {
@@ -20,11 +29,22 @@ func (n *Node) Findings(ctx context.Context, id dsec.SandboxID, task dsec.HackTa
 	if err != nil {
 		return nil, err
 	}
+	done, err := n.judgings.take(ctx, r.Sandbox.Project)
+	if err != nil {
+		return nil, dsec.E(dsec.ClassOf(err), op, string(id), err)
+	}
+	defer done()
 	k := audit.Known{Events: r.Events, End: r.Sandbox.Result, Pids: r.Sandbox.Spec.Limits.Pids}
 	if k.Records, err = n.records(id); err != nil {
 		return nil, err
 	}
-	return n.cfg.Judge.Judge(task, k)
+	jctx, stop := context.WithTimeout(ctx, judgeTime)
+	defer stop()
+	found, err := n.cfg.Judge.Judge(jctx, task, k)
+	if jctx.Err() != nil && ctx.Err() == nil { // and would not sooner the next time
+		err = dsec.Errorf(dsec.Invalid, op, string(id), "its patterns take more than %v for its evidence", judgeTime)
+	}
+	return found, err
 }
 
 // judge tells what looks like a reward hack by now, each class once in the life of a
@@ -41,7 +61,7 @@ func (b *box) judge() {
 	b.mu.Lock()
 	k := audit.Known{Records: records, Events: append([]dsec.Event(nil), b.ring...), End: b.rec.Result, Pids: b.rec.Spec.Limits.Pids}
 	b.mu.Unlock()
-	found, err := b.n.cfg.Judge.Judge(dsec.HackTask{}, k)
+	found, err := b.n.cfg.Judge.Judge(context.WithoutCancel(b.n.ctx), dsec.HackTask{}, k) // no patterns are a stranger's
 	if err != nil {
 		b.n.cfg.Log.Error("evidence not judged", "sandbox", b.id, "err", err)
 		return

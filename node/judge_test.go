@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -14,7 +15,7 @@ import (
 // pathJudge finds a hack in each path; what the task declares it holds to be less sure.
 type pathJudge struct{}
 
-func (pathJudge) Judge(task dsec.HackTask, k audit.Known) (found []dsec.HackFinding, err error) {
+func (pathJudge) Judge(_ context.Context, task dsec.HackTask, k audit.Known) (found []dsec.HackFinding, err error) {
 	for _, r := range k.Records {
 		switch {
 		case slices.Contains(task.Tests, "bad"):
@@ -131,4 +132,52 @@ func TestFindingsAreForWhoAsks(t *testing.T) {
 	none := newWorld(t, nil)
 	_, err = none.Findings(t.Context(), none.create(nil).ID, dsec.HackTask{})
 	wantClass(t, err, dsec.Unsupported)
+}
+
+// stuckJudge judges until nobody waits for it.
+type stuckJudge struct {
+	pathJudge
+	begun chan time.Duration // what it may take
+}
+
+func (j stuckJudge) Judge(ctx context.Context, _ dsec.HackTask, _ audit.Known) ([]dsec.HackFinding, error) {
+	deadline, _ := ctx.Deadline()
+	j.begun <- time.Until(deadline)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestWhoAsksForFindingsTakesNotAllOfTheNode: one at a time of a project, and each for so long.
+func TestWhoAsksForFindingsTakesNotAllOfTheNode(t *testing.T) {
+	store, err := audit.Open(audit.Config{Dir: filepath.Join(t.TempDir(), "audit")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	j := stuckJudge{begun: make(chan time.Duration, 8)}
+	w := newWorld(t, func(c *Config) { c.Audit, c.Judge = store, j })
+	sb := w.create(nil)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := w.Findings(ctx, sb.ID, dsec.HackTask{})
+		ended <- err
+	}()
+	if may := <-j.begun; may <= 0 || may > judgeTime {
+		t.Errorf("it may take %v", may)
+	}
+	short, end := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer end()
+	_, err = w.Findings(short, sb.ID, dsec.HackTask{})
+	wantClass(t, err, dsec.Timeout)
+	if len(j.begun) != 0 {
+		t.Error("two at once")
+	}
+	stop()
+	<-ended
+	go func() {
+		_, err := w.Findings(ctx, sb.ID, dsec.HackTask{})
+		ended <- err
+	}()
+	wantClass(t, <-ended, dsec.Canceled)
 }

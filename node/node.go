@@ -13,16 +13,17 @@ import (
 
 // Node implements Service, Inside and Watcher for one machine.
 type Node struct {
-	cfg    Config
-	ledger *ledger
-	budget *budget
-	starts *starts
-	subs   *subscriptions
-	packs  *packs
-	work   chan struct{} // bounds what the node does on its own behalf at once
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup // every goroutine
+	cfg      Config
+	ledger   *ledger
+	budget   *budget
+	starts   *starts
+	subs     *subscriptions
+	packs    *places
+	judgings *places
+	work     chan struct{} // bounds what the node does on its own behalf at once
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	wg       sync.WaitGroup // every goroutine
 
 	crashed bool // the agent before this one did not close; written by New only
 
@@ -52,7 +53,7 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{cfg: cfg, ledger: l, budget: &budget{lim: cfg.Budgets}, starts: newStarts(cfg.StartLimit, cfg.StartQueue),
-		subs: &subscriptions{metrics: cfg.Metrics, all: map[*subscriber]struct{}{}}, work: make(chan struct{}, ownWork), packs: newPacks(),
+		subs: &subscriptions{metrics: cfg.Metrics, all: map[*subscriber]struct{}{}}, work: make(chan struct{}, ownWork), packs: newPlaces(packsAtOnce, projectPacks), judgings: newPlaces(judgingsAtOnce, projectJudgings),
 		boxes: map[dsec.SandboxID]*box{}, names: map[string]dsec.SandboxID{}, creations: map[string]*creation{}, gradings: map[string]*grading{}}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	if err := n.recover(n.ctx); err != nil {

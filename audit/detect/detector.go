@@ -1,6 +1,7 @@
 package detect
 
 import (
+	"context"
 	"path"
 	"slices"
 	"strconv"
@@ -205,10 +206,13 @@ func (d *Detector) Findings() (all []dsec.HackFinding) {
 }
 
 // Replay takes what is known of a sandbox that has ended, by time. Events go a little
-// before records: that a command has started is told when it runs already.
-func (d *Detector) Replay(records []dsec.AuditRecord, events []dsec.Event) {
+// before records: that a command has started is told when it runs already. It errs as ctx does.
+func (d *Detector) Replay(ctx context.Context, records []dsec.AuditRecord, events []dsec.Event) error {
 	i := 0
 	for _, r := range records {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		for ; i < len(events) && !events[i].Time.After(r.Time.Add(settle)); i++ {
 			d.AddEvent(events[i])
 		}
@@ -217,4 +221,5 @@ func (d *Detector) Replay(records []dsec.AuditRecord, events []dsec.Event) {
 	for _, e := range events[i:] {
 		d.AddEvent(e)
 	}
+	return nil
 }

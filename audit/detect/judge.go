@@ -1,6 +1,8 @@
 package detect
 
 import (
+	"context"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/audit"
 )
@@ -11,12 +13,14 @@ type Judge struct{}
 var _ audit.Judge = Judge{}
 
 // Judge implements audit.Judge.
-func (Judge) Judge(task dsec.HackTask, k audit.Known) ([]dsec.HackFinding, error) {
+func (Judge) Judge(ctx context.Context, task dsec.HackTask, k audit.Known) ([]dsec.HackFinding, error) {
 	d, err := New(Config{HackTask: task, Pids: k.Pids})
 	if err != nil {
 		return nil, err
 	}
-	d.Replay(k.Records, k.Events)
+	if err := d.Replay(ctx, k.Records, k.Events); err != nil {
+		return nil, dsec.E(dsec.ClassOf(err), "judge evidence", "", err)
+	}
 	if k.End != nil && len(k.Records) > 0 {
 		d.AddResult(*k.End, k.Records[len(k.Records)-1].Time)
 	}

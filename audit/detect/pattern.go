@@ -27,28 +27,40 @@ func (ps patterns) match(p string) bool {
 	return false
 }
 
-// match tries "**" with every number of elements; there are at most two of them.
+// match has a "**" take as little as possible, and one element more when what follows does not
+// fit. Only the last one need be asked for more: what those before it took leaves it the most
+// to choose from. So the work is bounded by the product of the lengths, whatever the path.
 func match(pattern, e []string) bool {
-	for i, p := range pattern {
-		if p == "**" {
+	i, k := 0, 0         // in pattern and e
+	deep, from := -1, -1 // behind the last "**", and what it has taken
+	for {
+		switch {
+		case i == len(pattern) && k == len(e):
+			return true
+		case i < len(pattern) && pattern[i] == "**":
 			if i == len(pattern)-1 {
-				return len(e) > i
+				return k < len(e)
 			}
-			for k := i; k <= len(e); k++ {
-				if match(pattern[i+1:], e[k:]) {
-					return true
-				}
-			}
-			return false
-		}
-		if i >= len(e) {
-			return false
-		}
-		if ok, _ := path.Match(p, e[i]); !ok {
+			i++
+			deep, from = i, k
+		case i < len(pattern) && k < len(e) && fits(pattern[i], e[k]):
+			i, k = i+1, k+1
+		case deep >= 0 && from < len(e):
+			from++
+			i, k = deep, from
+		default:
 			return false
 		}
 	}
-	return len(e) == len(pattern)
+}
+
+// fits: most of what is asked for has no wildcard, and most elements are not those.
+func fits(pattern, element string) bool {
+	if !strings.ContainsAny(pattern, `*?[\`) {
+		return pattern == element
+	}
+	ok, _ := path.Match(pattern, element) // checked when the Detector was made
+	return ok
 }
 
 // above reports whether a file in dir is looked at by who runs something that a pattern

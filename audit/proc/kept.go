@@ -32,9 +32,21 @@ func nameIn(layout string, c Config, of string) string {
 	return fmt.Sprintf("%s%s-%d-%s", layout, c.Name, c.Base, of)
 }
 
-// openKept takes over all of it, or makes all of it. The link is kept last: with it
-// there is everything.
+// openKept takes over all of it, or makes all of it, and then ends what is older: who is killed
+// between leaves both, and the next one still learns that there was an older one.
 func openKept(ctx context.Context, c Config) (*kept, error) {
+	k, err := takeOrMake(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	if k.older, err = dropOlder(ctx, c); err != nil {
+		return nil, errors.Join(err, k.close())
+	}
+	return k, nil
+}
+
+// takeOrMake: the link is kept last: with it there is everything.
+func takeOrMake(ctx context.Context, c Config) (*kept, error) {
 	k := &kept{}
 	l, err := c.Keeper.Get(ctx, keptName(c, "link"))
 	if err == nil {
@@ -50,9 +62,6 @@ func openKept(ctx context.Context, c Config) (*kept, error) {
 		return nil, err
 	}
 	k = &kept{}
-	if k.older, err = dropOlder(ctx, c); err != nil {
-		return nil, err
-	}
 	if err := k.make(ctx, c); err != nil {
 		return nil, errors.Join(err, k.close())
 	}

@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -11,13 +12,13 @@ import (
 func TestARecordWaitsForTheNameOfItsCommand(t *testing.T) {
 	var told []dsec.AuditRecord
 	g := &groups{known: map[uint64]string{}}
-	p := &tellings{groups: g, ready: map[dsec.SandboxID][]dsec.AuditRecord{}, take: func(_ dsec.SandboxID, r ...dsec.AuditRecord) { told = append(told, r...) }}
+	p := newTellings(g, func(_ dsec.SandboxID, r ...dsec.AuditRecord) { told = append(told, r...) })
 	now := time.Now()
 	nobody := func(dsec.SandboxID) bool { return false }
 	gone := func(group uint64) telling {
-		return telling{id: "a", group: group, until: now.Add(nameWithin), record: dsec.AuditRecord{PID: int(group)}}
+		return telling{id: "a", group: group, until: now.Add(nameWithin), record: &dsec.AuditRecord{PID: int(group)}}
 	}
-	p.add(telling{id: "a", record: dsec.AuditRecord{Exec: "known"}})
+	p.add(telling{id: "a", record: &dsec.AuditRecord{Exec: "known"}})
 	p.add(gone(1))
 	p.add(gone(2))
 	p.deliver(now, nobody)
@@ -40,6 +41,52 @@ func TestARecordWaitsForTheNameOfItsCommand(t *testing.T) {
 	p.deliver(now, func(id dsec.SandboxID) bool { return id == "a" }) // which is removed
 	if len(told) != 4 || told[3].PID != 3 || len(p.late) != 1 {
 		t.Errorf("%+v, %d wait", told, len(p.late))
+	}
+}
+
+// TestWhatWaitedIsToldBeforeWhatCameAfter it, and only so much waits.
+func TestWhatWaitedIsToldBeforeWhatCameAfter(t *testing.T) {
+	var told []dsec.AuditRecord
+	g := &groups{known: map[uint64]string{}}
+	p := newTellings(g, func(_ dsec.SandboxID, r ...dsec.AuditRecord) { told = append(told, r...) })
+	now := time.Now()
+	p.add(telling{id: "a", group: 1, until: now.Add(nameWithin), record: &dsec.AuditRecord{PID: 1}})
+	p.deliver(now, false)
+	p.add(telling{id: "a", record: &dsec.AuditRecord{PID: 2, PPID: 1}})
+	g.say(1, "one")
+	p.deliver(now, false)
+	if len(told) != 2 || told[0].PID != 1 || told[0].Exec != "one" || told[1].PID != 2 {
+		t.Errorf("%+v", told)
+	}
+	for range 2 * mostLate {
+		p.add(telling{id: "a", group: 2, until: now.Add(nameWithin), record: &dsec.AuditRecord{}})
+	}
+	if len(p.late) != mostLate || p.count != mostLate {
+		t.Errorf("%d wait, %d are ready", len(p.late), p.count)
+	}
+	told = nil
+	if p.deliver(now, true); len(told) != 2*mostLate {
+		t.Errorf("%d of %d are told", len(told), 2*mostLate)
+	}
+}
+
+// TestNoFileIsBelievedOfWhoBecameAnother of the same name before it was told.
+func TestNoFileIsBelievedOfWhoBecameAnother(t *testing.T) {
+	var told []dsec.AuditRecord
+	p := newTellings(&groups{known: map[uint64]string{}}, func(_ dsec.SandboxID, r ...dsec.AuditRecord) { told = append(told, r...) })
+	started := func(pid int, name string, late uint64) telling {
+		return telling{id: "a", group: late, until: time.Now().Add(nameWithin), record: &dsec.AuditRecord{Exe: "/usr/bin/git"}, start: start{pid, name, "~/tmp/git"}}
+	}
+	for _, x := range []telling{started(1, "git", 0), started(2, "git", 7), started(1, "git", 0), started(2, "git", 0), started(3, "sh", 0), started(3, "git", 0)} {
+		p.add(x)
+	}
+	p.deliver(time.Now(), true)
+	var exes []string
+	for _, r := range told {
+		exes = append(exes, r.Exe)
+	}
+	if want := []string{"~/tmp/git", "~/tmp/git", "/usr/bin/git", "/usr/bin/git", "/usr/bin/git", "/usr/bin/git"}; !slices.Equal(exes, want) {
+		t.Errorf("%q", exes)
 	}
 }
 

@@ -27,7 +27,8 @@
 //
 // Which file was started is always read from /proc afterwards. If the process has ended or
 // started another program by then, Exe is '~' and the path as execve was asked for it, else (by
-// descriptor, or not told) the command name. That is no proof of any file: a link or a
+// descriptor, or not told) the command name. So it is, too, if a process became another program of
+// the same command name before this was told: which of both /proc told of is not known. That is no proof of any file: a link or a
 // script may have been there, another root, or nothing any more.
 //
 // Not seen: programs inside of virtual machines, and code that runs without a start,
@@ -246,7 +247,7 @@ const (
 // read takes what the ring has until it is closed.
 func (w *Witness) read() {
 	var rec ringbuf.Record
-	pending := &tellings{groups: w.groups, take: w.cfg.Take, ready: map[dsec.SandboxID][]dsec.AuditRecord{}}
+	pending := newTellings(w.groups, w.cfg.Take)
 	defer func() {
 		w.mu.Lock()
 		w.reading = false

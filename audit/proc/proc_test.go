@@ -218,8 +218,15 @@ func ended(r dsec.AuditRecord, asked, name string) bool {
 	return r.Exe == "~"+asked
 }
 
-// TestAnOlderOnesIsDropped: the ring of an earlier layout is read by nobody, which is told of sandboxes that lived.
+// TestAnOlderOnesIsDropped: the ring of an earlier layout is read by nobody, which is told of sandboxes that lived,
+// also by the second process that tries, if the first was killed when it had made its own.
 func TestAnOlderOnesIsDropped(t *testing.T) {
+	for name, killed := range map[string]bool{"at once": false, "by the second": true} {
+		t.Run(name, func(t *testing.T) { olderIsDropped(t, killed) })
+	}
+}
+
+func olderIsDropped(t *testing.T, killed bool) {
 	k, o := linux.NewKeeper(), &told{}
 	defer k.Close()
 	w := openWitness(t, k, o)
@@ -229,7 +236,9 @@ func TestAnOlderOnesIsDropped(t *testing.T) {
 		must(t, err)
 		must(t, k.Put(t.Context(), nameIn(older[0], c, n), f))
 		must(t, f.Close())
-		must(t, k.Drop(t.Context(), keptName(c, n)))
+		if !killed {
+			must(t, k.Drop(t.Context(), keptName(c, n)))
+		}
 	}
 	must(t, w.Start())
 	must(t, w.Close())

@@ -50,7 +50,7 @@ func (w *Witness) record(s started) (told telling, ok bool) {
 	}
 	i.Name, i.UID, i.GID, i.PID, i.Exe, i.Args, i.Group = s.name, s.uid, s.gid, r.PID, r.Exe, r.Args, procinfo.GroupOf(r.Exec)
 	w.cfg.Cache.Put(s.pid, i)
-	told.id, told.record = x.id, r
+	told.id, told.record, told.start = x.id, &r, start{s.pid, s.name, s.unproven()}
 	return told, true
 }
 

@@ -178,7 +178,9 @@ func judge(t testing.TB, x told) outcome {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.Replay(x.Records, x.Events)
+	if err := d.Replay(t.Context(), x.Records, x.Events); err != nil {
+		t.Fatal(err)
+	}
 	if x.Result != nil {
 		d.AddResult(*x.Result, time.Time{})
 	}

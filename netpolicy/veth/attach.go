@@ -37,7 +37,7 @@ func (n *Network) Attach(ctx context.Context, id dsec.SandboxID, p dsec.NetworkP
 	if err != nil {
 		return netpolicy.Lease{}, dsec.E(dsec.ClassOf(err), op, string(id), err)
 	}
-	if p.Mode == "" || p.Mode == dsec.NetworkNone {
+	if !at.Link && (p.Mode == "" || p.Mode == dsec.NetworkNone) {
 		if l != nil {
 			return netpolicy.Lease{}, dsec.Errorf(dsec.IllegalState, op, string(id), "its namespace was prepared and has a link, and the mode %s has none", dsec.NetworkNone)
 		}

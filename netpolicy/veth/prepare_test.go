@@ -303,6 +303,26 @@ func TestAPreparedLinkIsForWhatItWasMade(t *testing.T) {
 	if _, err := n.Attach(t.Context(), "none", dsec.NetworkPolicy{Mode: dsec.NetworkNone}, at); dsec.ClassOf(err) != dsec.IllegalState {
 		t.Errorf("without a network: %v", err)
 	}
+	for _, prepared := range []bool{false, true} { // closed at first
+		at := netpolicy.Place{NetNS: testNamespace(t), Link: true}
+		if prepared {
+			prepare(t, n, at)
+		}
+		id := dsec.SandboxID(fmt.Sprint("later-", prepared))
+		lease, err := n.Attach(t.Context(), id, dsec.NetworkPolicy{Mode: dsec.NetworkNone}, at)
+		if err != nil || !lease.Address.IsValid() {
+			t.Fatalf("%+v %v", lease, err)
+		}
+		if said, err := dial(at.NetNS, "tcp4", public+":80"); err == nil {
+			t.Errorf("closed, and %q is reached", said)
+		}
+		if _, err := n.Change(t.Context(), id, open, at.NetNS); err != nil {
+			t.Fatal(err)
+		}
+		if said, err := dial(at.NetNS, "tcp4", public+":80"); err != nil {
+			t.Errorf("opened: %q, %v", said, err)
+		}
+	}
 	at = netpolicy.Place{NetNS: testNamespace(t), Rate: 1 << 20}
 	prepare(t, n, at)
 	if _, err := n.Attach(t.Context(), "fast", open, netpolicy.Place{NetNS: at.NetNS}); dsec.ClassOf(err) != dsec.Invalid {

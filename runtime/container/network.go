@@ -25,7 +25,7 @@ func (b *build) network(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	at := netpolicy.Place{NetNS: b.shell.NetNS, Group: number, Rate: b.rec.Request.Spec.Limits.Bandwidth}
+	at := netpolicy.Place{NetNS: b.shell.NetNS, Group: number, Rate: b.rec.Request.Spec.Limits.Bandwidth, Link: true}
 	b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, b.rec.policy(), at)
 	return err
 }

@@ -129,3 +129,28 @@ func TestALinkedShellIsForASandboxWithANetwork(t *testing.T) {
 	}
 	must(t, w.r.Destroy(t.Context(), none))
 }
+
+// TestANetworkMayBeClosedAtFirst: a sandbox whose first phase has none has a link, from a shell
+// with one or of its own, by which nothing passes until a phase opens it.
+func TestANetworkMayBeClosedAtFirst(t *testing.T) {
+	w := newWorld(t, linkedShells)
+	w.prime(t)
+	closed, open := &dsec.NetworkPolicy{Mode: dsec.NetworkNone}, &dsec.NetworkPolicy{Mode: dsec.NetworkOpen}
+	for range 3 { // more than there are shells
+		id := w.create(t, func(r *runtime.Request) {
+			r.Spec.Phases = []dsec.Phase{{Name: "a", Network: closed}, {Name: "b", Network: open}}
+		})
+		refused := func(want string) {
+			t.Helper()
+			w.want(t, id, "echo | nc -w 1 8.8.8.8 80 2>&1 | grep -ciE 'refused|unreachable|prohibited'; true", want)
+		}
+		w.want(t, id, "ip -4 addr show eth0 | grep -c inet", "1\n")
+		refused("1\n")
+		must(t, w.r.Stop(t.Context(), id, 0))
+		_, err := w.r.Start(t.Context(), id)
+		must(t, err)
+		w.setPhase(t, id, "b")
+		refused("0\n")
+		must(t, w.r.Destroy(t.Context(), id))
+	}
+}

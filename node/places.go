@@ -7,30 +7,30 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// packs are the disks that are being packed: so many at one time, and so many of
-// one project.
-type packs struct {
-	all *semaphore.Weighted
+// places bound a kind of work: so much of it at one time, and so much of one project.
+type places struct {
+	all  *semaphore.Weighted
+	each int64 // of a project
 
 	mu  sync.Mutex
-	own map[string]*projectPack
+	own map[string]*projectPlaces
 }
 
-type projectPack struct {
+type projectPlaces struct {
 	*semaphore.Weighted
 	users int // who holds or waits
 }
 
-func newPacks() *packs {
-	return &packs{all: semaphore.NewWeighted(packsAtOnce), own: map[string]*projectPack{}}
+func newPlaces(all, each int64) *places {
+	return &places{all: semaphore.NewWeighted(all), each: each, own: map[string]*projectPlaces{}}
 }
 
 // take waits for a place.
-func (p *packs) take(ctx context.Context, project string) (done func(), err error) {
+func (p *places) take(ctx context.Context, project string) (done func(), err error) {
 	p.mu.Lock()
 	own := p.own[project]
 	if own == nil {
-		own = &projectPack{Weighted: semaphore.NewWeighted(projectPacks)}
+		own = &projectPlaces{Weighted: semaphore.NewWeighted(p.each)}
 		p.own[project] = own
 	}
 	own.users++
