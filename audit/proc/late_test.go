@@ -8,13 +8,15 @@ import (
 	"github.com/opendsec/dsec"
 )
 
+func nobody(dsec.SandboxID) bool    { return false }
+func everybody(dsec.SandboxID) bool { return true }
+
 // TestARecordWaitsForTheNameOfItsCommand, as long as that may come, and for nothing else.
 func TestARecordWaitsForTheNameOfItsCommand(t *testing.T) {
 	var told []dsec.AuditRecord
 	g := &groups{known: map[uint64]string{}}
 	p := newTellings(g, func(_ dsec.SandboxID, r ...dsec.AuditRecord) { told = append(told, r...) })
 	now := time.Now()
-	nobody := func(dsec.SandboxID) bool { return false }
 	gone := func(group uint64) telling {
 		return telling{id: "a", group: group, until: now.Add(nameWithin), record: &dsec.AuditRecord{PID: int(group)}}
 	}
@@ -51,10 +53,10 @@ func TestWhatWaitedIsToldBeforeWhatCameAfter(t *testing.T) {
 	p := newTellings(g, func(_ dsec.SandboxID, r ...dsec.AuditRecord) { told = append(told, r...) })
 	now := time.Now()
 	p.add(telling{id: "a", group: 1, until: now.Add(nameWithin), record: &dsec.AuditRecord{PID: 1}})
-	p.deliver(now, false)
+	p.deliver(now, nobody)
 	p.add(telling{id: "a", record: &dsec.AuditRecord{PID: 2, PPID: 1}})
 	g.say(1, "one")
-	p.deliver(now, false)
+	p.deliver(now, nobody)
 	if len(told) != 2 || told[0].PID != 1 || told[0].Exec != "one" || told[1].PID != 2 {
 		t.Errorf("%+v", told)
 	}
@@ -65,7 +67,7 @@ func TestWhatWaitedIsToldBeforeWhatCameAfter(t *testing.T) {
 		t.Errorf("%d wait, %d are ready", len(p.late), p.count)
 	}
 	told = nil
-	if p.deliver(now, true); len(told) != 2*mostLate {
+	if p.deliver(now, everybody); len(told) != 2*mostLate {
 		t.Errorf("%d of %d are told", len(told), 2*mostLate)
 	}
 }
@@ -80,7 +82,7 @@ func TestNoFileIsBelievedOfWhoBecameAnother(t *testing.T) {
 	for _, x := range []telling{started(1, "git", 0), started(2, "git", 7), started(1, "git", 0), started(2, "git", 0), started(3, "sh", 0), started(3, "git", 0)} {
 		p.add(x)
 	}
-	p.deliver(time.Now(), true)
+	p.deliver(time.Now(), everybody)
 	var exes []string
 	for _, r := range told {
 		exes = append(exes, r.Exe)
