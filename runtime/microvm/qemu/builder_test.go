@@ -36,7 +36,7 @@ func builder(text string) {
 		select {}
 	}
 	defer failpoint.Arm(job.Stop, here)()
-	d, err := New(context.Background(), Config{Dir: job.Dir, UID: testUID, GID: testUID})
+	d, err := New(context.Background(), Config{Dir: job.Dir, UID: testUID})
 	if err != nil {
 		panic(err)
 	}
@@ -92,7 +92,7 @@ func TestKilledBuildersLeaveNothing(t *testing.T) {
 			t.Errorf("%s: it left %v", stop, names)
 		}
 		// The next who builds sweeps, whatever becomes of it.
-		d, err := New(t.Context(), Config{Dir: job.Dir, UID: testUID, GID: testUID})
+		d, err := New(t.Context(), Config{Dir: job.Dir, UID: testUID})
 		if err != nil {
 			t.Fatal(err)
 		}

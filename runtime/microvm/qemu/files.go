@@ -13,6 +13,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/fault"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
 )
@@ -52,6 +53,20 @@ func openSized(name string, flags int, size int64) (*os.File, error) {
 	if err != nil {
 		_ = f.Close()
 		return nil, err
+	}
+	return f, nil
+}
+
+// openDisk opens a disk for one machine: the lock ends with the last descriptor of this
+// opening, which is QEMU's.
+func openDisk(name string, size int64) (*os.File, error) {
+	f, err := openSized(name, os.O_RDWR, size)
+	if err != nil {
+		return nil, err
+	}
+	if err := linux.Flock(f, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, dsec.Errorf(dsec.Conflict, "open", name, "another machine has this disk: %w", err)
 	}
 	return f, nil
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
 )
 
-// testUID is a user that owns nothing.
-const testUID = 61234
+// testUID is the first of some users that own nothing.
+const testUID = 61440
 
 // guest is what every test boots: made once for the package.
 type guest struct {
@@ -41,6 +41,10 @@ var (
 func TestMain(m *testing.M) {
 	if job := os.Getenv("DSEC_TEST_BUILDER"); job != "" {
 		builder(job)
+		return
+	}
+	if mode := os.Getenv("DSEC_TEST_FAKE"); mode != "" {
+		fakeQEMU(mode)
 		return
 	}
 	code := m.Run()
@@ -99,7 +103,7 @@ func (g *guest) make() (err error) {
 	}
 	g.shape = vmm.Shape{Kernel: fileOf(built.Image), Initramfs: fileOf(built.Initramfs), CPUs: 1, Memory: 128 << 20,
 		Pmem: []int64{4 << 20, 8 << 20}, Disk: 1 << 20, NIC: true}
-	g.driver, err = New(ctx, Config{Dir: filepath.Join(g.dir, "templates"), UID: testUID, GID: testUID})
+	g.driver, err = New(ctx, Config{Dir: filepath.Join(g.dir, "templates"), UID: testUID})
 	return err
 }
 
@@ -226,7 +230,7 @@ func hexOf(word string) string {
 	return hex.EncodeToString(b)
 }
 
-// left lists the processes and files of this process's QEMUs: none may be left.
+// qemus lists the processes of this process's QEMUs: none may be left.
 func qemus(t testing.TB) (left []string) {
 	t.Helper()
 	names, err := filepath.Glob("/proc/[0-9]*/status")
@@ -235,10 +239,15 @@ func qemus(t testing.TB) (left []string) {
 	}
 	for _, name := range names {
 		text, err := os.ReadFile(name)
-		if err == nil && strings.Contains(string(text), fmt.Sprintf("\nUid:\t%d\t", testUID)) &&
-			strings.Contains(string(text), fmt.Sprintf("\nPPid:\t%d\n", os.Getpid())) {
+		if err == nil && strings.Contains(string(text), "\nUid:\t61") && strings.Contains(string(text), fmt.Sprintf("\nPPid:\t%d\n", os.Getpid())) {
 			left = append(left, name)
 		}
 	}
 	return left
+}
+
+func limited(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
 }

@@ -87,17 +87,26 @@ func (d *Driver) noKVM(ctx context.Context, s vmm.Shape, ready vmm.Ready) (strin
 	if err != nil {
 		return "", err
 	}
+	if !conclusive(now.NoKVM) {
+		return now.NoKVM, nil
+	}
 	return now.NoKVM, d.remember(append(known, now))
+}
+
+// conclusive is what does not change while this machine is up. Who may open the device
+// does, and QEMU may have been killed for other reasons.
+func conclusive(why string) bool {
+	return !strings.Contains(why, "Permission denied") && !strings.Contains(why, "signal: killed")
 }
 
 // tryKVM boots the guest. Only what is no answer is an error: the caller went away, or
 // the files to boot from are wrong.
 func (d *Driver) tryKVM(ctx context.Context, s vmm.Shape, ready vmm.Ready) (string, error) {
-	try, cancel := context.WithTimeout(ctx, kvmTime)
+	try, cancel := context.WithTimeout(ctx, d.probeTime)
 	defer cancel()
 	m, err := d.bootTemplate(try, line{accel: kvm, shape: s}, nil)
 	if err == nil {
-		err = m.settle(try, ready, kvmTime)
+		err = m.settle(try, ready, d.probeTime)
 		m.Kill()
 	}
 	switch {
@@ -108,7 +117,7 @@ func (d *Driver) tryKVM(ctx context.Context, s vmm.Shape, ready vmm.Ready) (stri
 	case dsec.ClassOf(err) == dsec.Corrupt, dsec.ClassOf(err) == dsec.NotFound, dsec.ClassOf(err) == dsec.Invalid:
 		return "", err
 	case errors.Is(err, context.DeadlineExceeded):
-		return "the guest was not ready within " + kvmTime.String() + ": " + err.Error(), nil
+		return "the guest was not ready within " + d.probeTime.String() + ": " + err.Error(), nil
 	}
 	return err.Error(), nil
 }

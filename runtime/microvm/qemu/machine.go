@@ -28,6 +28,7 @@ type machine struct {
 	mon   *monitor
 	agent net.Conn
 	said  *tail
+	free  func() // gives back its user
 	done  chan struct{}
 
 	op sync.Mutex // one change of the machine's state at a time
@@ -64,16 +65,14 @@ func (m *machine) watch(heard <-chan struct{}) {
 	select {
 	case status = <-ended:
 	case <-m.mon.done:
-		// One that quits closes its monitor first.
+		wait := stopTime // one that quits closes its monitor first
+		if errors.Is(m.mon.err, errMonitor) {
+			wait = 0
+		}
 		select {
 		case status = <-ended:
-		case <-time.After(stopTime):
+		case <-time.After(wait):
 			broken = m.mon.err
-		}
-		if errors.Is(m.mon.err, errMonitor) {
-			broken = m.mon.err
-		}
-		if broken != nil {
 			m.proc.Kill()
 			status = <-ended
 		}
@@ -93,13 +92,14 @@ func (m *machine) watch(heard <-chan struct{}) {
 	switch {
 	case m.asked:
 	case broken != nil:
-		m.err = dsec.E(dsec.Corrupt, "run", "virtual machine", broken)
+		m.err = dsec.E(dsec.ClassOf(broken), "run", "virtual machine", broken)
 	case m.off != "":
 		m.err = dsec.Errorf(dsec.SandboxGone, "run", "virtual machine", "it ended itself (%s); %s", dsec.Quote(m.off), m.said)
 	default:
 		m.err = dsec.Errorf(dsec.Unavailable, "run", "virtual machine", "QEMU ended: %s; %s", statusText(status), m.said)
 	}
 	m.mu.Unlock()
+	m.free()
 	close(m.done)
 }
 
@@ -175,6 +175,11 @@ func (m *machine) Memory() (int64, error) {
 	}
 	name := fmt.Sprintf("/proc/%d/smaps_rollup", m.proc.Pid())
 	text, err := os.ReadFile(name)
+	select {
+	case <-m.done: // the number may be another process's
+		err = errors.Join(err, os.ErrProcessDone)
+	default:
+	}
 	if err != nil {
 		return 0, dsec.E(dsec.SandboxGone, op, "virtual machine", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -84,6 +85,9 @@ func (m *machine) save(ctx context.Context, to *os.File, limit int64) (content, 
 		_ = r.SetReadDeadline(time.Now()) // QEMU may keep its end
 	}
 	got := <-written
+	if err != nil || got.err != nil {
+		m.unsave(ctx)
+	}
 	switch {
 	case got.err != nil && !(err != nil && errors.Is(got.err, os.ErrDeadlineExceeded)):
 		return content{}, dsec.E(fault.Class(got.err, dsec.Internal), "write", to.Name(), cause(got.err))
@@ -91,6 +95,31 @@ func (m *machine) save(ctx context.Context, to *os.File, limit int64) (content, 
 		return content{}, err
 	}
 	return got.content, nil
+}
+
+// unsave waits until a migration that nobody reads has ended: until then the guest must
+// not go on. A QEMU that does not come to that end is broken, and killed.
+func (m *machine) unsave(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+	defer cancel()
+	_ = m.call(ctx, "closefd", map[string]any{"fdname": "state"}, nil) // if it was not taken
+	_ = m.call(ctx, "migrate_cancel", nil, nil)                        // if there is one
+	for {
+		var s struct {
+			Status string `json:"status"`
+		}
+		err := m.call(ctx, "query-migrate", nil, &s)
+		if err == nil && !slices.Contains([]string{"setup", "active", "device", "cancelling", "pre-switchover"}, s.Status) {
+			return
+		}
+		if err == nil {
+			err = within.Sleep(ctx, pollTime)
+		}
+		if err != nil {
+			m.proc.Kill()
+			return
+		}
+	}
 }
 
 // saved waits for the end of a migration.

@@ -2,8 +2,8 @@
 // uncompressed kernel entered through PVH, with KVM where that was seen to boot
 // this very kernel, else emulated. It is the vmm.VMM that every machine can have.
 //
-// A QEMU runs as a user of its own without capabilities, under its own seccomp
-// filter, which starts no programs, in the namespaces that its Spawner puts it in.
+// A QEMU runs as a user of its own, which no other QEMU is at that time, without
+// capabilities, under its own seccomp filter, which starts no programs, in the namespaces that its Spawner puts it in.
 // Everything that it uses is a descriptor which it inherits: kernel, memory of
 // a template, layers, disk, tap, the two connections. It needs no directory, makes
 // no file, and listens on nothing. Files that it maps (kernel, initramfs, layers) it
@@ -45,7 +45,8 @@ type Config struct {
 	Path     string // the program (qemu-system-x86_64, found in PATH)
 	Firmware string // (/usr/share/qemu/qboot.rom)
 	Dir      string // for templates, made if it is not there
-	UID, GID uint32 // of every QEMU; not 0 unless this process is not root
+	UID      uint32 // the first of the users, and of the groups of the same numbers, that QEMUs run as; 0 only if this process is not root
+	UIDs     int    // how many there are, and so how many QEMUs (4096)
 	Spawn    Spawner
 	NoKVM    bool // never try it
 }
@@ -55,7 +56,10 @@ type Driver struct {
 	cfg     Config
 	version string
 
+	probeTime time.Duration // for a guest with KVM
+
 	mu        sync.Mutex
+	users     map[uint32]bool     // those that a QEMU runs as
 	accel     map[string]vmm.Caps // by digest of the kernel: what a probe found
 	templates map[string]*opened  // by key
 }
@@ -81,8 +85,11 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 	if strings.Contains(cfg.Firmware, ",") || cfg.Dir == "" {
 		return nil, dsec.Errorf(dsec.Invalid, op, cfg.Firmware, "no directory for templates, or a comma in the path of the firmware")
 	}
-	if os.Geteuid() == 0 && (cfg.UID == 0 || cfg.GID == 0) {
+	if os.Geteuid() == 0 && cfg.UID == 0 {
 		return nil, dsec.Errorf(dsec.Invalid, op, cfg.Path, "it is to run as root")
+	}
+	if cfg.UIDs == 0 {
+		cfg.UIDs = 4096
 	}
 	if cfg.Spawn == nil {
 		cfg.Spawn = Direct(nil)
@@ -101,7 +108,7 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 	if !strings.Contains(version, "QEMU") || len(version) > 200 {
 		return nil, dsec.Errorf(dsec.Unsupported, op, cfg.Path, "it says its version is %s", dsec.Quote(version))
 	}
-	return &Driver{cfg: cfg, version: version, accel: map[string]vmm.Caps{}, templates: map[string]*opened{}}, nil
+	return &Driver{cfg: cfg, version: version, probeTime: kvmTime, users: map[uint32]bool{}, accel: map[string]vmm.Caps{}, templates: map[string]*opened{}}, nil
 }
 
 // Close gives back the memory of templates that no machine shares. Machines go on.
@@ -122,6 +129,28 @@ func (d *Driver) accelOf(kernel string) string {
 		return c.Accel
 	}
 	return tcg
+}
+
+// user takes a user for one QEMU: two of one user could kill and read each other.
+func (d *Driver) user() (uid uint32, free func(), err error) {
+	if os.Geteuid() != 0 {
+		return uint32(os.Geteuid()), func() {}, nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range d.cfg.UIDs {
+		uid := d.cfg.UID + uint32(i)
+		if d.users[uid] {
+			continue
+		}
+		d.users[uid] = true
+		return uid, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			delete(d.users, uid)
+		}, nil
+	}
+	return 0, nil, dsec.Errorf(dsec.ResourceExhausted, "start", "virtual machine", "there are %d already, and no more users for them", d.cfg.UIDs)
 }
 
 // groups are those that the accelerator's device needs.

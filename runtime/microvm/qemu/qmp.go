@@ -141,9 +141,11 @@ func (m *monitor) callWith(ctx context.Context, name string, args, into any, fil
 		return dsec.E(dsec.Internal, "QMP", name, err)
 	}
 	if err := m.send(ctx, text, file); err != nil {
-		<-m.done // the connection is closed
-		if errors.Is(m.err, errMonitor) {
-			err = m.err
+		if dsec.ClassOf(err) == dsec.Unavailable {
+			<-m.done // the connection is closed
+			if errors.Is(m.err, errMonitor) {
+				err = m.err
+			}
 		}
 		return dsec.E(dsec.ClassOf(err), "QMP", name, err)
 	}
@@ -166,10 +168,14 @@ func (m *monitor) callWith(ctx context.Context, name string, args, into any, fil
 func (m *monitor) send(ctx context.Context, text []byte, file *os.File) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	if d, ok := ctx.Deadline(); ok {
 		_ = m.conn.SetWriteDeadline(d)
 	}
 	text = append(text, '\n')
+	all := len(text)
 	var err error
 	if unixConn, ok := m.conn.(*net.UnixConn); ok && file != nil {
 		// The file comes with the first bytes.
@@ -178,17 +184,21 @@ func (m *monitor) send(ctx context.Context, text []byte, file *os.File) error {
 		text = text[n:]
 	}
 	if err == nil && len(text) > 0 {
-		_, err = m.conn.Write(text)
+		var n int
+		n, err = m.conn.Write(text)
+		text = text[n:]
 	}
-	if err != nil {
-		// A part of a line may be out: nothing can follow it.
-		_ = m.conn.Close()
-		if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
-			return dsec.E(dsec.Timeout, "write", "QMP", err)
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
+		if len(text) < all {
+			_ = m.conn.Close() // a part of a line is out: nothing can follow it
 		}
-		return dsec.E(dsec.Unavailable, "write", "QMP", err)
+		return dsec.E(dsec.Timeout, "write", "QMP", err)
 	}
-	return nil
+	_ = m.conn.Close()
+	return dsec.E(dsec.Unavailable, "write", "QMP", err)
 }
 
 func (l reply) result(name string, into any) error {

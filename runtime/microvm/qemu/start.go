@@ -96,13 +96,20 @@ func (d *Driver) launch(ctx context.Context, l line, files *inherit) (_ *machine
 		closeConns(qmp, agent)
 		return nil, files.err
 	}
-	proc, err := d.cfg.Spawn(Command{Path: d.cfg.Path, Args: l.args(), Files: files.files, Output: in, UID: d.cfg.UID, GID: d.cfg.GID, Groups: d.groups(l.accel)})
+	uid, free, err := d.user()
 	if err != nil {
+		closeAll(out)
+		closeConns(qmp, agent)
+		return nil, err
+	}
+	proc, err := d.cfg.Spawn(Command{Path: d.cfg.Path, Args: l.args(), Files: files.files, Output: in, UID: uid, GID: uid, Groups: d.groups(l.accel)})
+	if err != nil {
+		free()
 		closeAll(out)
 		closeConns(qmp, agent)
 		return nil, dsec.E(dsec.Unavailable, op, d.cfg.Path, err)
 	}
-	m := &machine{shape: l.shape, proc: proc, agent: agent, said: &tail{}, done: make(chan struct{})}
+	m := &machine{shape: l.shape, proc: proc, agent: agent, said: &tail{}, free: free, done: make(chan struct{})}
 	// Ours are closed before anybody waits for the end of the pipe or a connection.
 	closeAll(in)
 	in = nil
@@ -186,7 +193,7 @@ func (l *line) devices(files *inherit, dev vmm.Devices) {
 		}
 	}
 	if s.Disk > 0 {
-		l.disk = files.add(openSized(dev.Disk, os.O_RDWR, s.Disk))
+		l.disk = files.add(openDisk(dev.Disk, s.Disk))
 	}
 	if dev.Tap != nil {
 		l.tap = files.lend(dev.Tap)

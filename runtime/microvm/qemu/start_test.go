@@ -77,7 +77,10 @@ func walls(t *testing.T, m *machine) {
 		k, v, _ := strings.Cut(l, ":")
 		fields[k] = strings.Join(strings.Fields(v), " ")
 	}
-	uid := strconv.Itoa(testUID)
+	uid, _, _ := strings.Cut(fields["Uid"], " ")
+	if n, err := strconv.Atoi(uid); err != nil || n < testUID || n > testUID+4095 || strings.Join(strings.Fields(fields["Gid"]), " ") != strings.Join([]string{uid, uid, uid, uid}, " ") {
+		t.Errorf("user %s, groups %s", fields["Uid"], fields["Gid"])
+	}
 	for k, v := range map[string]string{"CapPrm": "0000000000000000", "CapEff": "0000000000000000", "CapAmb": "0000000000000000",
 		"NoNewPrivs": "1", "Seccomp": "2", "Uid": strings.Join([]string{uid, uid, uid, uid}, " "), "Groups": ""} {
 		if fields[k] != v {

@@ -153,7 +153,7 @@ func damaged(t *testing.T, g guest, change func(dir string, man *manifest)) (*Dr
 	if err := os.WriteFile(filepath.Join(dir, "manifest.json"), man.encode(), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d, err := New(t.Context(), Config{Dir: root, UID: testUID, GID: testUID})
+	d, err := New(t.Context(), Config{Dir: root, UID: testUID})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestDamagedTemplates(t *testing.T) {
 	}
 	clone(dsec.Corrupt, "it said", reseal(false))
 	clone(dsec.Corrupt, "it said", reseal(true))
-	d, err := New(t.Context(), Config{Dir: t.TempDir(), UID: testUID, GID: testUID})
+	d, err := New(t.Context(), Config{Dir: t.TempDir(), UID: testUID})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +251,7 @@ func TestFullDiskWhileATemplateIsWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-		d, err := New(t.Context(), Config{Dir: dir, UID: testUID, GID: testUID})
+		d, err := New(t.Context(), Config{Dir: dir, UID: testUID})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -268,7 +268,7 @@ func TestFullDiskWhileATemplateIsWritten(t *testing.T) {
 
 func TestTemplatesThatAreNeverReady(t *testing.T) {
 	g := theGuest(t)
-	d, err := New(t.Context(), Config{Dir: t.TempDir(), UID: testUID, GID: testUID})
+	d, err := New(t.Context(), Config{Dir: t.TempDir(), UID: testUID})
 	if err != nil {
 		t.Fatal(err)
 	}

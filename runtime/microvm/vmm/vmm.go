@@ -86,7 +86,8 @@ type Devices struct {
 	// an empty slot, which reads as zeros; slots at the end may be left out.
 	Pmem []string
 
-	// Disk is a file, exactly of the Shape's size; no two machines share one.
+	// Disk is a file, exactly of the Shape's size. No two machines share one: the
+	// second is refused as a Conflict.
 	Disk string
 
 	// Tap is an open tap interface, or nil: the interface has no cable. The
