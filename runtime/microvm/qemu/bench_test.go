@@ -1,12 +1,10 @@
 package qemu
 
 import (
-	"bytes"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
 )
 
@@ -71,31 +69,16 @@ func BenchmarkTiers(b *testing.B) {
 // loadAhead is the part of a clone that is left when its QEMU was started before.
 func loadAhead(b *testing.B, g guest, tp vmm.Template) time.Duration {
 	b.Helper()
-	o, err := g.driver.open(b.Context(), tp.Key)
+	w, err := g.driver.Prepare(ctxOf(b), tp, g.devices(b, "x"))
 	if err != nil {
 		b.Fatal(err)
 	}
-	ram, err := linux.Duplicate(o.ram)
-	if err != nil {
-		b.Fatal(err)
-	}
-	files := &inherit{}
-	n := files.add(ram, nil)
-	m, err := g.driver.incoming(ctxOf(b), o.manifest, g.devices(b, "x"), files, n)
+	began := time.Now()
+	m, err := w.Begin(ctxOf(b))
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer m.Kill()
-	began := time.Now()
-	if err := m.shareMemory(b.Context(), true); err != nil {
-		b.Fatal(err)
-	}
-	if err := m.load(b.Context(), bytes.NewReader(o.state)); err != nil {
-		b.Fatal(err)
-	}
-	if err := m.Resume(b.Context()); err != nil {
-		b.Fatal(err)
-	}
 	want(b, m, "ping", "pong")
 	return time.Since(began)
 }

@@ -105,3 +105,26 @@ func TestQMPCallsEnd(t *testing.T) {
 	m, _ = talk(t, func(w io.Writer, _ string) { _ = w.(net.Conn).Close() })
 	wantClass(t, m.call(t.Context(), "quit", nil, nil), dsec.Unavailable, "EOF")
 }
+
+// Whatever QEMU says, the monitor ends with it, and a call that waits is answered or told.
+func FuzzQMP(f *testing.F) {
+	f.Add([]byte(`{"QMP": {}}` + "\n" + `{"return": {}, "id": 1}` + "\n"))
+	f.Add([]byte(`{"event": "SHUTDOWN", "data": {"reason": "guest-reset"}}` + "\n"))
+	f.Add([]byte(`{"error": {"class": 1}, "id": 1}` + "\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		here, there := net.Pipe()
+		var v machine
+		m := newMonitor(here, v.event)
+		go func() {
+			_, _ = bufio.NewReader(there).ReadString('\n')
+			_, _ = there.Write(text)
+			_ = there.Close()
+		}()
+		var into struct{ Status string }
+		err := m.call(t.Context(), "query-status", nil, &into)
+		<-m.done
+		if c := dsec.ClassOf(err); err != nil && c != dsec.Corrupt && c != dsec.Unavailable && c != dsec.Internal {
+			t.Errorf("%v", err)
+		}
+	})
+}

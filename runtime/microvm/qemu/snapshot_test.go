@@ -279,6 +279,49 @@ func TestADiskHasOneMachine(t *testing.T) {
 	want(t, other, "read /dev/vda 0", hexOf("mine x"))
 }
 
+// A clone that waits is a process, and begins once.
+func TestWaitingClones(t *testing.T) {
+	g := theGuest(t)
+	prepare := func() *waiting {
+		t.Helper()
+		w, err := g.driver.Prepare(ctxOf(t), g.template(t), g.devices(t, "x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.(*waiting)
+	}
+	w := prepare()
+	pss, err := w.m.Memory()
+	t.Logf("one that waits: PSS %d MiB, %v", pss>>20, err)
+	m, err := w.Begin(ctxOf(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Kill)
+	want(t, m, "read /dev/pmem0 0", hexOf("x"))
+	w.Drop()
+	want(t, m, "ping", "pong")
+	_, err = w.Begin(ctxOf(t))
+	wantClass(t, err, dsec.IllegalState, "has begun")
+	m.Kill()
+	prepare().Drop()
+	// It dies while it waits.
+	w = prepare()
+	w.m.proc.Kill()
+	<-w.m.done
+	_, err = w.Begin(ctxOf(t))
+	wantClass(t, err, dsec.Unavailable, "signal: killed")
+	// Nobody waits for it to begin.
+	w = prepare()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = w.Begin(ctx)
+	wantClass(t, err, dsec.Canceled, "")
+	if left := qemus(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 func TestQEMUIsKilledAtAnyMoment(t *testing.T) {
 	g := theGuest(t)
 	tp := g.template(t)

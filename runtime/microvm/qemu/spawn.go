@@ -35,9 +35,10 @@ type Process interface {
 // returned.
 type Spawner func(Command) (Process, error)
 
-// Direct starts processes as children, each in mount, network, IPC and host name
-// namespaces of its own if this process is root. prepare, if it is not nil, may
-// change how: another user, control group, or namespaces.
+// Direct starts processes as children, each in network, IPC and host name namespaces
+// of its own if this process is root. prepare, if it is not nil, may change how:
+// another user, a control group, more namespaces. The mounts stay those of this
+// process: a copy of them would keep each of them alive as long as the machine.
 func Direct(prepare func(*exec.Cmd)) Spawner {
 	return func(c Command) (Process, error) {
 		cmd := exec.Command(c.Path, c.Args...)
@@ -48,7 +49,7 @@ func Direct(prepare func(*exec.Cmd)) Spawner {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if os.Geteuid() == 0 {
 			cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.UID, Gid: c.GID, Groups: c.Groups}
-			cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
+			cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
 		}
 		if prepare != nil {
 			prepare(cmd)

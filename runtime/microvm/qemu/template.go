@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -330,6 +331,22 @@ func loadRAM(ctx context.Context, name string, want content) (*os.File, error) {
 // Clone starts a machine where the template stopped. Its memory is the template's
 // until it writes.
 func (d *Driver) Clone(ctx context.Context, t vmm.Template, dev vmm.Devices) (vmm.VM, error) {
+	w, err := d.Prepare(ctx, t, dev)
+	if err != nil {
+		return nil, err
+	}
+	return w.Begin(ctx)
+}
+
+// waiting is a QEMU that waits for the state of its template.
+type waiting struct {
+	m     *machine
+	state []byte
+	once  atomic.Bool
+}
+
+// Prepare starts the QEMU of a clone, which takes half of the time of one.
+func (d *Driver) Prepare(ctx context.Context, t vmm.Template, dev vmm.Devices) (vmm.Waiting, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
 	o, err := d.open(ctx, t.Key)
@@ -352,17 +369,32 @@ func (d *Driver) Clone(ctx context.Context, t vmm.Template, dev vmm.Devices) (vm
 	if err != nil {
 		return nil, err
 	}
-	err = m.shareMemory(ctx, true)
-	if err == nil {
-		err = m.load(ctx, bytes.NewReader(state))
-	}
-	if err == nil {
-		err = m.call(ctx, "cont", nil, nil)
-	}
-	if err != nil {
+	if err := m.shareMemory(ctx, true); err != nil {
 		return nil, m.abandon("clone", err)
 	}
-	return m, nil
+	return &waiting{m: m, state: state}, nil
+}
+
+func (w *waiting) Begin(ctx context.Context) (vmm.VM, error) {
+	if w.once.Swap(true) {
+		return nil, dsec.Errorf(dsec.IllegalState, "clone", "virtual machine", "it has begun, or was dropped")
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	err := w.m.load(ctx, bytes.NewReader(w.state))
+	if err == nil {
+		err = w.m.call(ctx, "cont", nil, nil)
+	}
+	if err != nil {
+		return nil, w.m.abandon("clone", err)
+	}
+	return w.m, nil
+}
+
+func (w *waiting) Drop() {
+	if !w.once.Swap(true) {
+		w.m.Kill()
+	}
 }
 
 func errNotOpen(ram *os.File) error {

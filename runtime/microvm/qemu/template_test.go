@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -288,5 +289,35 @@ func TestTemplatesThatAreNeverReady(t *testing.T) {
 	wantClass(t, err, dsec.Unavailable, "ended itself")
 	if names := list(t, d.cfg.Dir); !slices.Equal(names, []string{"lock"}) {
 		t.Errorf("left: %v", names)
+	}
+}
+
+// Who builds what another builds gets that.
+func TestATemplateIsBootedOnce(t *testing.T) {
+	g := theGuest(t)
+	dir := t.TempDir()
+	var boots atomic.Int32
+	var wg sync.WaitGroup
+	for range 3 {
+		d, err := New(t.Context(), Config{Dir: dir, UID: testUID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		for range 2 {
+			wg.Go(func() {
+				_, err := d.BuildTemplate(ctxOf(t), g.shape, func(ctx context.Context, ch net.Conn) error {
+					boots.Add(1)
+					return ready(ctx, ch)
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if n := boots.Load(); n != 1 {
+		t.Errorf("booted %d times", n)
 	}
 }

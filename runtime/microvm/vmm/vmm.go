@@ -9,7 +9,7 @@
 // until it writes. A snapshot is one machine, with all of its memory.
 //
 //	Start ─────────────▶ running ⇄ paused ──Snapshot──▶ directory ──Restore──▶ paused
-//	BuildTemplate ──▶ Template ──Clone──▶ running         (the machine stays as it was)
+//	BuildTemplate ──▶ Template ──Clone, or Prepare and Begin──▶ running         (the machine stays as it was)
 //	                                    any ──Stop, Kill, its own end──▶ ended: Done is closed
 //
 // A machine that Start, Clone or Restore returned belongs to the caller, who ends it
@@ -129,9 +129,23 @@ type VMM interface {
 	// Clone starts a machine where the template stopped.
 	Clone(ctx context.Context, t Template, d Devices) (VM, error)
 
+	// Prepare does what of a clone can be done before it is needed: it is Clone
+	// up to where the machine begins.
+	Prepare(ctx context.Context, t Template, d Devices) (Waiting, error)
+
 	// Restore starts a machine from a snapshot, paused. The devices must be
 	// what they were when it was taken.
 	Restore(ctx context.Context, dir string, d Devices) (VM, error)
+}
+
+// Waiting is a clone that has not begun: a process, with the files of its devices. The
+// caller ends it with one call of Begin or Drop.
+type Waiting interface {
+	// Begin makes a machine of it, and leaves nothing when it returns an error.
+	Begin(ctx context.Context) (VM, error)
+
+	// Drop ends it. After Begin it does nothing.
+	Drop()
 }
 
 // VM is one machine. Its methods may be called concurrently, and of a machine that
