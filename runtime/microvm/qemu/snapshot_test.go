@@ -279,6 +279,30 @@ func TestADiskHasOneMachine(t *testing.T) {
 	want(t, other, "read /dev/vda 0", hexOf("mine x"))
 }
 
+// There are no more machines than users for them.
+func TestEachQEMUHasAUser(t *testing.T) {
+	g := theGuest(t)
+	d, err := New(t.Context(), Config{Dir: g.driver.cfg.Dir, UID: testUID, UIDs: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	for range 2 {
+		m, err := d.Clone(ctxOf(t), g.template(t), g.devices(t, "x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(m.Kill)
+		_, err = d.Clone(ctxOf(t), g.template(t), g.devices(t, "x"))
+		wantClass(t, err, dsec.ResourceExhausted, "no more users")
+		want(t, m, "ping", "pong")
+		m.Kill()
+	}
+	if _, err := New(t.Context(), Config{Dir: t.TempDir()}); os.Geteuid() == 0 {
+		wantClass(t, err, dsec.Invalid, "as root")
+	}
+}
+
 // A clone that waits is a process, and begins once.
 func TestWaitingClones(t *testing.T) {
 	g := theGuest(t)

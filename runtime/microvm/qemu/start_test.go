@@ -35,6 +35,11 @@ func TestColdStart(t *testing.T) {
 	want(t, m, "cat /sys/class/net/eth0/address", mac)
 	t.Logf("write to a layer: %s", ask(t, m, "write /dev/pmem0 0 hacked!!"))
 	walls(t, m.(*machine))
+	snapshot := filepath.Join(t.TempDir(), "snapshot")
+	want(t, m, "set word", "ok")
+	if err := m.Snapshot(ctxOf(t), snapshot); err != nil {
+		t.Error(err)
+	}
 	pss, err := m.Memory()
 	if err != nil || pss < 32<<20 || pss > 1<<30 {
 		t.Errorf("memory %d, %v", pss, err)
@@ -46,6 +51,16 @@ func TestColdStart(t *testing.T) {
 	if m.Err() != nil {
 		t.Errorf("after Stop: %v", m.Err())
 	}
+	again, err := g.driver.Restore(ctxOf(t), snapshot, dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.Kill)
+	if err := again.Resume(ctxOf(t)); err != nil {
+		t.Fatal(err)
+	}
+	want(t, again, "get", "word")
+	again.Kill()
 	for name, text := range map[string]string{dev.Disk: "written", dev.Pmem[0]: "layer"} {
 		b, err := os.ReadFile(name)
 		if err != nil || !strings.Contains(string(b), text) || strings.Contains(string(b), "hacked") {

@@ -96,21 +96,24 @@ func (d *Driver) build(ctx context.Context, l line, ident identity, ready vmm.Re
 		return err
 	}
 	defer m.Kill()
-	if err := m.settle(ctx, ready, templateTime); err != nil {
-		return err
-	}
 	man := manifest{Format: format, Kind: kindTemplate, Identity: ident}
-	if err := errors.Join(m.call(ctx, "stop", nil, nil), m.shareMemory(ctx, true)); err != nil {
-		return err
+	err = m.settle(ctx, ready, templateTime)
+	if err == nil {
+		err = m.call(ctx, "stop", nil, nil)
 	}
-	if err := failpoint.Hit(ctx, "qemu.template.stopped"); err != nil {
-		return err
+	if err == nil {
+		err = m.shareMemory(ctx, true)
 	}
-	man.State, err = writeTo(work, "state", func(f *os.File) (content, error) {
-		return m.save(ctx, f, maxState(kindTemplate, l.shape.Memory))
-	})
+	if err == nil {
+		err = failpoint.Hit(ctx, "qemu.template.stopped")
+	}
+	if err == nil {
+		man.State, err = writeTo(work, "state", func(f *os.File) (content, error) {
+			return m.save(ctx, f, maxState(kindTemplate, l.shape.Memory))
+		})
+	}
 	if err != nil {
-		return err
+		return m.abandon("build template", err)
 	}
 	m.Kill() // nobody writes the memory any more
 	got, err := writeTo(work, "ram", func(f *os.File) (content, error) {

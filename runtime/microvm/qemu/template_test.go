@@ -287,8 +287,40 @@ func TestTemplatesThatAreNeverReady(t *testing.T) {
 		return err
 	})
 	wantClass(t, err, dsec.Unavailable, "ended itself")
+	// One whose QEMU is killed, as it boots, when it is ready, and while it is saved.
+	direct := Direct(nil)
+	var p Process
+	d.cfg.Spawn = func(c Command) (_ Process, err error) {
+		p, err = direct(c)
+		return p, err
+	}
+	for _, wait := range []time.Duration{-1, 0, 2} {
+		_, err = d.BuildTemplate(ctxOf(t), g.shape, func(ctx context.Context, ch net.Conn) error {
+			if wait < 0 {
+				p.Kill()
+			}
+			err := ready(ctx, ch)
+			if wait == 0 {
+				p.Kill()
+			}
+			time.AfterFunc(wait*time.Millisecond, p.Kill)
+			return err
+		})
+		if err == nil {
+			t.Logf("killed %d ms after it was ready, it was saved already", wait)
+			if err := os.RemoveAll(filepath.Join(d.cfg.Dir, g.template(t).Key)); err != nil {
+				t.Fatal(err)
+			}
+			d.Close()
+			continue
+		}
+		wantClass(t, err, dsec.Unavailable, "signal: killed")
+	}
 	if names := list(t, d.cfg.Dir); !slices.Equal(names, []string{"lock"}) {
 		t.Errorf("left: %v", names)
+	}
+	if left := qemus(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 
