@@ -97,7 +97,7 @@ func (g *guest) make() (err error) {
 	}
 	k.Close()
 	built, err := boot.Build(ctx, boot.Config{Cache: cache, Init: program,
-		Modules: []string{"virtio_pci", "virtio_console", "virtio_blk", "virtio_net", "virtio_pmem", "nd_pmem"}})
+		Modules: []string{"virtio_pci", "virtio_console", "virtio_blk", "virtio_net", "virtio_pmem", "nd_pmem", "erofs"}})
 	if err != nil {
 		return err
 	}

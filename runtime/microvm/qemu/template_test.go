@@ -3,9 +3,12 @@ package qemu
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -104,6 +107,40 @@ func TestClones(t *testing.T) {
 	for _, name := range []string{"ram", "state", "manifest.json"} {
 		if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Mode().Perm() != 0o444 {
 			t.Errorf("%s: %v, %v", name, st, err)
+		}
+	}
+}
+
+// A layer that no template knew is mounted in a clone, and read where it lies: it is in
+// no guest's page cache.
+func TestLayersAreReadPastTheGuestsCache(t *testing.T) {
+	g := theGuest(t)
+	for i := range 2 {
+		dev := g.devices(t, "x")
+		tree := t.TempDir()
+		file := make([]byte, 3<<20)
+		if _, err := rand.Read(file); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(tree, "f"), file, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command("mkfs.erofs", "-T0", "-E", "noinline_data", dev.Pmem[0], tree).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if err := os.Truncate(dev.Pmem[0], g.shape.Pmem[0]); err != nil {
+			t.Fatal(err)
+		}
+		m, err := g.driver.Clone(ctxOf(t), g.template(t), dev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(m.Kill)
+		want(t, m, "mount /dev/pmem0", "ok")
+		want(t, m, "sum /mnt/f", fmt.Sprintf("%x true", sha256.Sum256(file)))
+		if err := m.Stop(ctxOf(t)); err != nil {
+			t.Errorf("%d: %v", i, err)
 		}
 	}
 }
