@@ -15,7 +15,8 @@ packages=(
   mmdebstrap zstd xz-utils cpio       # the demo's base, layers in tests
   git busybox-static attr acl libcap2-bin strace # what tests run inside sandboxes
   runc crun                           # peers in the benchmark
-  qemu-system-x86                     # the tests on Linux 6.1
+  qemu-system-x86                     # the tests on Linux 6.1, virtual machines
+  qemu-system-data                    # their firmware, qboot.rom
   gdb-minimal apparmor                # a debugger inside; the judge of the AppArmor profiles
 )
 

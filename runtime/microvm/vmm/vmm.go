@@ -1,0 +1,234 @@
+// Package vmm is the contract of a virtual machine monitor: a program that runs
+// one virtual machine, and is started, watched and ended here.
+//
+// Words: a Shape is what a machine looks like to its guest (kernel, memory,
+// slots) and says nothing of one sandbox. Devices are what is behind the slots
+// of one machine: files of layers, a disk, a tap. A template is a machine of a
+// Shape that was booted once, stopped, and is kept; a clone is a machine that
+// goes on where the template stopped, with its memory shared with the template
+// until it writes. A snapshot is one machine, with all of its memory.
+//
+//	Start ─────────────▶ running ⇄ paused ──Snapshot──▶ directory ──Restore──▶ paused
+//	BuildTemplate ──▶ Template ──Clone, or Prepare and Begin──▶ running         (the machine stays as it was)
+//	                                    any ──Stop, Kill, its own end──▶ ended: Done is closed
+//
+// A machine that Start, Clone or Restore returned belongs to the caller, who ends it
+// with Stop or Kill, also when its guest has ended. A call that
+// returns an error leaves no process, file or descriptor. Every call ends by its
+// context, and by a limit of the implementation's own when the context has none. The machine ends with
+// the process that started it, whatever ends that.
+//
+// What a clone and a restored machine do not get by themselves: other random
+// numbers than their siblings, the time, names and addresses. The guest has to
+// be told of them over the channel before anything else runs. Nothing that its
+// kernel had read from a slot before is forgotten either: a guest that scanned
+// its disks in the template flushes the buffers of a block device (BLKFLSBUF)
+// before it reads it. Such a guest is never waited for to power off: a
+// virtio-pmem device has no state that survives, and its last flush may never
+// come back. Stop does not ask the guest.
+//
+// # Other monitors
+//
+// QEMU is the only implementation. What another would do:
+//
+// Cloud Hypervisor: Start is its REST calls vm.create and vm.boot on a socket that
+// it inherits; Pmem are --pmem file=…,discard_writes=on; Pause, Resume, Snapshot
+// and Restore are vm.pause, vm.resume, vm.snapshot and --restore. Its snapshot has
+// the memory in a file of its own, which a clone maps privately. The channel is
+// virtio-vsock with a Unix socket here: Channel is the connection that the guest's
+// port was reached at, after the line CONNECT <port> that the implementation says itself.
+//
+// Firecracker: the same with its API socket (PUT /machine-config, /boot-source,
+// /drives, /actions; PATCH /vm; PUT /snapshot/create and /snapshot/load with a
+// File memory backend, which maps privately), and the same vsock. A version
+// without virtio-pmem answers a Shape with slots with Unsupported.
+//
+// Both drop connections over vsock when a snapshot is taken or restored:
+// an implementation connects again before it returns, and a guest listens again.
+// That is why Channel begins empty in every machine: nothing that
+// was under way when a template or snapshot was taken is in it.
+package vmm
+
+import (
+	"context"
+	"net"
+	"os"
+
+	"github.com/opendsec/dsec"
+)
+
+// PmemAlign divides the size of every pmem slot and of the file behind it: a guest
+// gets no device for one that it does not.
+const PmemAlign = 2 << 20
+
+// File is a file whose content is known.
+type File struct {
+	Path   string
+	SHA256 string // hex; a file that has another is refused as Corrupt
+}
+
+// Shape is what a machine looks like to its guest.
+type Shape struct {
+	Kernel    File    // ELF, with an entry for PVH
+	Initramfs File    // a cpio
+	Append    string  // to the kernel's command line
+	CPUs      int     // at least 1
+	Memory    int64   // bytes, a multiple of 1 MiB
+	Pmem      []int64 // sizes of the read-only slots in bytes, multiples of PmemAlign: /dev/pmem0, …
+	Disk      int64   // size of the writable /dev/vda in bytes, a multiple of 512; 0: none
+	NIC       bool    // an interface, the same address in every machine
+}
+
+// Devices are what is behind the slots of a Shape for one machine.
+type Devices struct {
+	// Pmem are files by slot, exactly of its size, and complete: a read of a page
+	// that is not there yet would be one of a process that cannot wait. "" is
+	// an empty slot, which reads as zeros; slots at the end may be left out.
+	Pmem []string
+
+	// Disk is a file, exactly of the Shape's size. No two machines share one: the
+	// second is refused as a Conflict.
+	Disk string
+
+	// Tap is an open tap interface, or nil: the interface has no cable. The
+	// caller keeps it, and closes it when the machine was started.
+	Tap *os.File
+}
+
+// Caps are what a monitor can do on this machine.
+type Caps struct {
+	Version string // of the monitor, as it says it
+	Accel   string // "kvm" or "tcg"
+	NoKVM   string // why it is not kvm: "no KVM: …"
+}
+
+// Ready waits until a guest that boots may become a template: it talks with it
+// over the channel, and returns when the guest waits for what only a clone is told.
+// Everything the guest sends before that has to be read.
+type Ready func(ctx context.Context, ch net.Conn) error
+
+// Template names one that was built; any process can clone it that uses the
+// same directory.
+type Template struct {
+	Key string
+}
+
+// VMM starts machines. Its methods may be called concurrently.
+type VMM interface {
+	// Probe tries what this machine can accelerate with a guest of this shape, and
+	// what was found is used from then on. A machine without KVM is no error.
+	Probe(ctx context.Context, s Shape, ready Ready) (Caps, error)
+
+	// Start boots a machine. It returns when the guest's first instruction may
+	// run, long before the guest says anything.
+	Start(ctx context.Context, s Shape, d Devices) (VM, error)
+
+	// BuildTemplate returns the template of a shape, and boots it if there is none.
+	BuildTemplate(ctx context.Context, s Shape, ready Ready) (Template, error)
+
+	// Clone starts a machine where the template stopped.
+	Clone(ctx context.Context, t Template, d Devices) (VM, error)
+
+	// Prepare does what of a clone can be done before it is needed: it is Clone
+	// up to where the machine begins.
+	Prepare(ctx context.Context, t Template, d Devices) (Waiting, error)
+
+	// Restore starts a machine from a snapshot, paused. The devices must be
+	// what they were when it was taken.
+	Restore(ctx context.Context, dir string, d Devices) (VM, error)
+}
+
+// Waiting is a clone that has not begun: a process, with the files of its devices. The
+// caller ends it with one call of Begin or Drop.
+type Waiting interface {
+	// Begin makes a machine of it, and leaves nothing when it returns an error.
+	Begin(ctx context.Context) (VM, error)
+
+	// Drop ends it. After Begin it does nothing.
+	Drop()
+}
+
+// VM is one machine. Its methods may be called concurrently, and of a machine that
+// ended return an error of class SandboxGone at once.
+type VM interface {
+	// Channel is the connection to the guest's port, the same at each call.
+	// It reads EOF when the machine has ended.
+	Channel() net.Conn
+
+	// Pause stops the guest's processors; of one that is paused it is no error.
+	Pause(ctx context.Context) error
+
+	// Resume lets them go on; of one that runs it is no error.
+	Resume(ctx context.Context) error
+
+	// Snapshot writes the machine to a directory, which must not be there, and
+	// leaves it as it was, running or paused. The content of the disk is not in it:
+	// who wants both pauses first, and copies the disk before Resume. Between two
+	// snapshots of one machine it has to run, else the second is an IllegalState.
+	Snapshot(ctx context.Context, dir string) error
+
+	// Memory is what the monitor has of this machine's memory in bytes, what it shares
+	// with others counted by its part (PSS).
+	Memory() (int64, error)
+
+	// Done is closed when the machine has ended, and nothing of it is left.
+	Done() <-chan struct{}
+
+	// Err is nil until then, and after Stop and Kill; otherwise it says why the
+	// machine ended by itself.
+	Err() error
+
+	// Stop ends the machine without asking the guest; what it wrote to the disk,
+	// and had flushed or not, is in the file when Stop returns.
+	Stop(ctx context.Context) error
+
+	// Kill ends the machine at once.
+	Kill()
+}
+
+// Check says what is wrong with a shape, as Invalid.
+func (s Shape) Check() error {
+	const op, object = "check", "shape of a virtual machine"
+	bad := func(format string, args ...any) error {
+		return dsec.Errorf(dsec.Invalid, op, object, format, args...)
+	}
+	switch {
+	case s.Kernel.Path == "" || s.Initramfs.Path == "":
+		return bad("it has no kernel or no initramfs")
+	case s.CPUs < 1 || s.CPUs > 255:
+		return bad("%d processors, from 1 to 255", s.CPUs)
+	case s.Memory < 32<<20 || s.Memory > 1<<40 || s.Memory%(1<<20) != 0:
+		return bad("%d bytes of memory: whole MiB, from 32 MiB to 1 TiB", s.Memory)
+	case s.Disk < 0 || s.Disk > 1<<50 || s.Disk%512 != 0:
+		return bad("a disk of %d bytes: whole sectors of 512, up to 1 PiB", s.Disk)
+	case len(s.Pmem) > 16:
+		return bad("%d pmem slots, at most 16", len(s.Pmem))
+	case len(s.Append) > 1024:
+		return bad("%d bytes for the kernel's command line, at most 1024", len(s.Append))
+	}
+	for _, c := range []byte(s.Append) {
+		if c < ' ' || c > '~' {
+			return bad("the byte %#x in the kernel's command line", c)
+		}
+	}
+	for i, n := range s.Pmem {
+		if n <= 0 || n > 1<<42 || n%PmemAlign != 0 {
+			return bad("pmem slot %d has %d bytes: multiples of 2 MiB, up to 4 TiB", i, n)
+		}
+	}
+	return nil
+}
+
+// Check says whether devices fit a shape; files are looked at by who opens them.
+func (d Devices) Check(s Shape) error {
+	const op, object = "check", "devices of a virtual machine"
+	switch {
+	case len(d.Pmem) > len(s.Pmem):
+		return dsec.Errorf(dsec.Invalid, op, object, "%d pmem files for %d slots", len(d.Pmem), len(s.Pmem))
+	case (d.Disk != "") != (s.Disk > 0):
+		return dsec.Errorf(dsec.Invalid, op, object, "a disk file and a disk of %d bytes in the shape: both or none", s.Disk)
+	case d.Tap != nil && !s.NIC:
+		return dsec.Errorf(dsec.Invalid, op, object, "a tap for a shape without an interface")
+	}
+	return nil
+}
