@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from libdsec import Client, NetworkRule, Phase, Spec
+from libdsec import AsyncClient, Client, NetworkRule, Phase, Spec
 from libdsec.errors import IllegalState, Invalid
 
 from conftest import Server
@@ -46,6 +48,31 @@ def test_a_sandbox_moves_through_its_phases(client: Client, server: Server) -> N
         assert box.set_phase("test").phase == box.phase and box.phase and box.phase.generation == 4
     with pytest.raises(Invalid):
         client.create(server.image, phases=[Phase("a", hide=["relative"])])
+
+
+def test_evidence_is_told_as_it_comes_until_the_sandbox_is_deleted(server: Server) -> None:
+    async def body() -> list[tuple[int, str]]:
+        async with AsyncClient(server.socket) as c:
+            box = await c.create(server.image, phases=[Phase("code"), Phase("test")])
+            told: list[tuple[int, str]] = []
+            moved = asyncio.Event()
+
+            async def follow() -> None:
+                async for r in box.follow_audit(kinds=["phase"]):
+                    told.append((r.seq, r.phase))
+                    if r.phase == "test":
+                        moved.set()
+
+            task = asyncio.create_task(follow())
+            await box.set_phase("test")
+            await asyncio.wait_for(moved.wait(), 30)
+            await box.delete()
+            await asyncio.wait_for(task, 30)
+            return told
+
+    told = asyncio.run(body())
+    assert [phase for _, phase in told][-1] == "test"
+    assert len({seq for seq, _ in told}) == len(told)
 
 
 def test_a_sandbox_without_phases_has_none(client: Client, server: Server) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, AsyncIterator, Mapping, Sequence
 
 from . import _wire as w
 from ._files import AsyncFiles
@@ -267,6 +267,29 @@ class AsyncSandbox:
         request: Json = {"id": self.id, "since": since, "kinds": list(kinds)}
         async with self._client._stream("Sandboxes/Audit", request) as answers:
             return [AuditRecord.from_wire(r) async for m in answers if (r := w.message(m, "record"))]
+
+    async def follow_audit(self, since: int = 0, kinds: Sequence[str] = ()) -> AsyncIterator[AuditRecord]:
+        """The same as it comes, until the sandbox is deleted or the iteration is left.
+
+        A broken connection is opened again where it was; no record comes twice.
+        """
+        failures = 0
+        while True:
+            request: Json = {"id": self.id, "since": since, "kinds": list(kinds), "follow": True}
+            try:
+                async with self._client._stream("Sandboxes/Audit", request, 30.0) as answers:
+                    async for m in answers:
+                        failures = 0
+                        if r := w.message(m, "record"):
+                            record = AuditRecord.from_wire(r)
+                            since = record.seq
+                            yield record
+                return
+            except DsecError as e:
+                failures += 1
+                if not e.retryable or failures > self._client.retries:
+                    raise
+            await self._client._pause(failures)
 
     async def findings(self, *, tests: Sequence[str] = (), harness: Sequence[str] = (), results: Sequence[str] = (),
                        trusted: Sequence[str] = (), phases: Sequence[str] = (), project: Sequence[str] = (),

@@ -269,6 +269,13 @@ class Sandbox:
         """
         return self._portal.run(self._core.audit(since, kinds))
 
+    def follow_audit(self, since: int=0, kinds: Sequence[str]=()) -> Iterator[AuditRecord]:
+        """The same as it comes, until the sandbox is deleted or the iteration is left.
+
+        A broken connection is opened again where it was; no record comes twice.
+        """
+        return self._portal.iterate(self._core.follow_audit(since, kinds))
+
     def findings(self, *, tests: Sequence[str]=(), harness: Sequence[str]=(), results: Sequence[str]=(), trusted: Sequence[str]=(), phases: Sequence[str]=(), project: Sequence[str]=(), least: float=0.5) -> list[HackFinding]:
         """What in that evidence looks like a reward hack, by now; also after it was deleted.
 
