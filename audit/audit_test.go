@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,14 +28,17 @@ func must(t testing.TB, err error) {
 
 func newID() dsec.SandboxID { return dsec.NewSandboxID("abcdef") }
 
-// clock is set by hand.
-type clock struct{ now time.Time }
+// clock is set by hand, also while a Store asks it.
+type clock struct{ now atomic.Int64 } // nanoseconds since 1970
 
-func (c *clock) time() time.Time { return c.now }
+func (c *clock) time() time.Time { return time.Unix(0, c.now.Load()) }
+
+func (c *clock) add(d time.Duration) { c.now.Add(int64(d)) }
 
 func openStore(t *testing.T, dir string, s Sizes) (*Store, *clock) {
 	t.Helper()
-	c := &clock{time.Unix(1_700_000_000, 0)}
+	c := &clock{}
+	c.add(1_700_000_000 * time.Second)
 	st, err := Open(Config{Dir: dir, Sizes: s, Clock: c.time})
 	must(t, err)
 	return st, c
@@ -72,7 +76,7 @@ func TestRecordsComeBackInOrderAndAreStamped(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	for i, r := range got {
-		if r.Seq != uint64(i+1) || !r.Time.Equal(c.now) || i > 0 && r.Phase != "test" {
+		if r.Seq != uint64(i+1) || !r.Time.Equal(c.time()) || i > 0 && r.Phase != "test" {
 			t.Errorf("record %d: %+v", i, r)
 		}
 	}
@@ -138,7 +142,7 @@ func TestWhatIsAlikeIsFolded(t *testing.T) {
 	if got := all(t, s, id, 0); len(got) != foldAfter+1 {
 		t.Errorf("%d records at first", len(got))
 	}
-	c.now = c.now.Add(foldWithin)
+	c.add(foldWithin)
 	s.Append(id, wrote("/x"))
 	s.End(id)
 	var sum int64

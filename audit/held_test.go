@@ -29,7 +29,7 @@ func TestWhatIsHeldBackOutlivesTheProcess(t *testing.T) {
 		killed.Append(other, wrote("/x"))
 		killed.Append(gone, wrote("/x"))
 	}
-	c.now = c.now.Add(foldWithin)
+	c.add(foldWithin)
 	killed.Append(id, start("/bin/true", "true")) // what was held is written, this one is held
 	must(t, os.RemoveAll(filepath.Join(dir, string(gone))))
 	s, _ := openStore(t, dir, Sizes{})
@@ -179,10 +179,12 @@ func TestOneSandboxLeavesSlotsToOthers(t *testing.T) {
 				s.Append(greedy, start("/bin/"+strconv.Itoa(n)))
 			}
 		}
+		s.held.mu.Lock()
 		if n := s.held.next - len(s.held.free); n > foldSlots {
 			t.Errorf("it has %d slots", n)
 		}
-		c.now = c.now.Add(foldWithin)
+		s.held.mu.Unlock()
+		c.add(foldWithin)
 	}
 	for range 100 {
 		s.Append(honest, start("/bin/true"))
