@@ -226,6 +226,7 @@ type Event struct {
 	Asked   bool       // SandboxExited: by KillSandbox
 
 	Plain string `json:",omitempty"` // PlainExited: its name; Signal is what ended it
+	PID   int    `json:",omitempty"` // PlainExited: which of those that had the name
 	Code  int    `json:",omitempty"` // PlainExited: exit code, 0 if a signal ended it
 }
 

@@ -86,7 +86,7 @@ func (c *Client) receive() {
 			switch err := json.Unmarshal(f.body, &e); {
 			case err != nil:
 			case e.Type == PlainExited:
-				c.plains.ended(e.Plain, e.Code, e.Signal)
+				c.plains.ended(e.Event)
 			default:
 				if e.Type == ExecExited {
 					c.ends.ended(execName{e.Sandbox, e.Exec}, e.Result, e.Kept)

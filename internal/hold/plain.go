@@ -19,7 +19,7 @@ import (
 
 // Bounds of what is asked for plain processes.
 const (
-	maxPlain      = 4096     // that run, or whose end is not acknowledged
+	maxPlain      = 1024     // that run, or whose end is not acknowledged
 	maxPlainFiles = 48       // each
 	maxPlainArgs  = 1024     // each
 	maxPlainText  = 96 << 10 // bytes of path and arguments
@@ -218,7 +218,7 @@ func (p *plain) ending(e ending, err error) {
 }
 
 func (p *plain) eventLocked() Event {
-	return Event{Type: PlainExited, Plain: p.spec.Name, Code: p.end.code, Signal: p.end.signal}
+	return Event{Type: PlainExited, Plain: p.spec.Name, PID: p.pid, Code: p.end.code, Signal: p.end.signal}
 }
 
 // pending is its end, if it came.
@@ -306,11 +306,14 @@ func (s *server) ackPlain(name string) {
 		return
 	}
 	select {
-	case <-p.done: // also its event is out, so that none comes for the next of this name
-		delete(s.plains, name)
+	case <-p.started:
+		if p.info().Ended { // an event that is on its way is known by its PID
+			delete(s.plains, name)
+			return
+		}
 	default:
-		s.log.Warn("client acknowledged the end of a process that runs", "name", name)
 	}
+	s.log.Warn("client acknowledged the end of a process that runs", "name", name)
 }
 
 // endPlains ends all of them before the hold ends.

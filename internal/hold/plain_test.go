@@ -271,21 +271,42 @@ func TestUpgradeKeepsPlainProcesses(t *testing.T) {
 	if i := over(t, q); i.Code != 4 {
 		t.Errorf("%+v", i)
 	}
-	over(t, b.plain(script("new", "true"), w)) // the new program starts them too
-	// It dies with the hold after upgrades as before: see the thread it is a child of.
-	b.plain(script("rest", "exec sleep 1000"), w)
+	over(t, b.plain(script("new", "true"), w))    // the new program starts them too
+	b.plain(script("rest", "exec sleep 1000"), w) // ended with the hold
+}
+
+// The end of one that had the name before is not that of the next.
+func TestLateEndOfAnEarlierPlainProcess(t *testing.T) {
+	p := &Plain{done: make(chan struct{})}
+	p.end(Event{PID: 1, Code: 1})
+	p.answered(PlainInfo{PID: 2}, nil)
+	p.end(Event{PID: 1, Code: 1})
+	if p.Info().Ended {
+		t.Error("it has ended")
+	}
+	p.end(Event{PID: 2, Code: 2})
+	if i := p.Info(); !i.Ended || i.Code != 2 {
+		t.Errorf("%+v", i)
+	}
+	q := &Plain{done: make(chan struct{})}
+	q.end(Event{PID: 2, Signal: 9})
+	q.answered(PlainInfo{PID: 2}, nil)
+	if i := q.Info(); !i.Ended || i.Signal != 9 {
+		t.Errorf("%+v", i)
+	}
 }
 
 func TestPlainProcessesDieWithTheHold(t *testing.T) {
 	b := newBed(t)
 	_, w := output(t)
+	before := b.plain(script("before", "exec sleep 1000"), w).Info().PID
 	b.upgrade(markPlain)
 	p := b.plain(script("orphan", "exec sleep 1000"), w)
 	pid := p.Info().PID
 	must(t, unix.Kill(b.c.Info().PID, unix.SIGKILL))
 	err := p.Wait(ctx(t))
 	wantClass(t, err, dsec.Unavailable, "the hold is gone")
-	poll(t, "process to end", func() bool { return ended(pid) })
+	poll(t, "processes to end", func() bool { return ended(pid) && ended(before) })
 	_ = b.c.Close()
 	c, err := Ensure(ctx(t), b.o)
 	must(t, err)

@@ -6,7 +6,6 @@ import (
 	"os"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +21,7 @@ type Plain struct {
 	mu    sync.Mutex
 	info  PlainInfo
 	pidfd *os.File
+	early []Event // that came before the answer
 }
 
 // plainEnds are the processes that this client started or found, by name.
@@ -51,22 +51,40 @@ func (e *plainEnds) drop(name string, p *Plain) {
 }
 
 // ended tells those that wait for the end of a process.
-func (e *plainEnds) ended(name string, code, signal int) {
+func (e *plainEnds) ended(ev Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for p := range e.m[name] {
-		p.end(code, signal)
+	for p := range e.m[ev.Plain] {
+		p.end(ev)
 	}
 }
 
-func (p *Plain) end(code, signal int) {
+// end takes an event that is of a process of this name, perhaps of an earlier one.
+func (p *Plain) end(e Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.info.Ended {
-		return
+	switch {
+	case p.info.PID == 0: // whether it is ours is not known yet
+		p.early = append(p.early, e)
+	case p.info.PID == e.PID && !p.info.Ended:
+		p.info.Ended, p.info.Code, p.info.Signal = true, e.Code, e.Signal
+		close(p.done)
 	}
-	p.info.Ended, p.info.Code, p.info.Signal = true, code, signal
-	close(p.done)
+}
+
+// answered takes what the hold says about it.
+func (p *Plain) answered(i PlainInfo, pidfd *os.File) {
+	p.mu.Lock()
+	p.info, p.pidfd = i, pidfd
+	if i.Ended {
+		close(p.done)
+	}
+	early := p.early
+	p.early = nil
+	p.mu.Unlock()
+	for _, e := range early {
+		p.end(e)
+	}
 }
 
 // StartPlain starts a process, or finds the one of this name and an equal spec, which
@@ -114,18 +132,11 @@ func (c *Client) plain(ctx context.Context, o op, name string, body any, files [
 		c.plains.drop(name, p)
 		return nil, err
 	}
-	p.mu.Lock()
-	ended, code, signal := p.info.Ended, p.info.Code, p.info.Signal
-	p.info = w.info()
-	if ended { // told before we were answered
-		p.info.Ended, p.info.Code, p.info.Signal = true, code, signal
-	} else if p.info.Ended {
-		close(p.done)
-	}
+	var pidfd *os.File
 	if len(got) == 1 {
-		p.pidfd = got[0]
+		pidfd = got[0]
 	}
-	p.mu.Unlock()
+	p.answered(w.info(), pidfd)
 	return p, nil
 }
 
@@ -179,14 +190,8 @@ func (p *Plain) Wait(ctx context.Context) error {
 		return dsec.E(dsec.ClassOf(ctx.Err()), "wait for process", p.Info().Spec.Name, ctx.Err())
 	case <-p.c.done:
 	}
-	for !p.gone() {
-		select {
-		case <-p.done:
-			return nil
-		case <-ctx.Done():
-			return dsec.E(dsec.ClassOf(ctx.Err()), "wait for process", p.Info().Spec.Name, ctx.Err())
-		case <-time.After(10 * time.Millisecond): // the hold ended, so this is rare and short
-		}
+	if err := p.awaitEnd(ctx); err != nil {
+		return dsec.E(dsec.ClassOf(err), "wait for process", p.Info().Spec.Name, err)
 	}
 	select {
 	case <-p.done:
@@ -196,14 +201,29 @@ func (p *Plain) Wait(ctx context.Context) error {
 	return dsec.E(dsec.Unavailable, "wait for process", p.Info().Spec.Name, fmt.Errorf("how it ended is not known: %w", errHoldGone))
 }
 
-// gone says whether the process has ended.
-func (p *Plain) gone() bool {
+// awaitEnd waits for the end of the process without the hold.
+func (p *Plain) awaitEnd(ctx context.Context) error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.pidfd == nil {
-		return true
+	f := p.pidfd
+	p.mu.Unlock()
+	if f == nil {
+		return nil
 	}
-	return signalPidfd(p.pidfd, 0) == unix.ESRCH
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	_ = f.SetReadDeadline(never)
+	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(aLongTimeAgo) })
+	defer stop()
+	err = rc.Read(func(fd uintptr) bool { // the poller wakes us, and this says for what
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0 || err != nil && err != unix.EINTR
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
 }
 
 // Ack is AckPlain of it.
