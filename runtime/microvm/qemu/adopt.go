@@ -45,7 +45,7 @@ func (d *Driver) Adopt(ctx context.Context, name string) (vmm.VM, error) {
 		plain.Kill()
 		_ = plain.Wait(ctx)
 		plain.Close()
-		rec.Name = name
+		rec.Name, rec.UID = name, plain.Info().Spec.UID
 		return nil, errors.Join(err, d.lost(rec))
 	case err != nil: // somebody else may know more of it
 		plain.Close()

@@ -580,6 +580,9 @@ func TestDamagedRecords(t *testing.T) {
 	d, _ := h.next()
 	_, err = d.Adopt(ctxOf(t), "x")
 	wantClass(t, err, dsec.Unsupported, "format 2")
+	if !d.users[testUID] {
+		t.Error("another machine could have its user")
+	}
 	change(string(good[:100]))
 	_, err = d.Adopt(ctxOf(t), "x")
 	wantClass(t, err, dsec.Corrupt, "record")

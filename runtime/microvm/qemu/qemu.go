@@ -118,7 +118,7 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 	}
 	d := &Driver{cfg: cfg, version: version, probeTime: kvmTime, users: map[uint32]bool{}, accel: map[string]vmm.Caps{}, templates: map[string]*opened{}}
 	if cfg.Keep != nil {
-		if err := d.reserve(); err != nil {
+		if err := d.reserve(ctx); err != nil {
 			return nil, err
 		}
 	}

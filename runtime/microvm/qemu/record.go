@@ -200,7 +200,15 @@ func (d *Driver) Names(context.Context) ([]string, error) {
 
 // reserve takes the users of all machines that there are, and removes what processes left
 // that died while they made a record.
-func (d *Driver) reserve() error {
+func (d *Driver) reserve(ctx context.Context) error {
+	// Also of those whose records this version cannot read.
+	plains, err := d.cfg.Keep.Hold.Plains(ctx, keptPrefix)
+	if err != nil {
+		return err
+	}
+	for _, p := range plains {
+		d.users[p.Spec.UID] = true
+	}
 	dir := filepath.Join(d.cfg.Dir, recordDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return dsec.E(fault.Class(err, dsec.Internal), "make directory", dir, cause(err))
