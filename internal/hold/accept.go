@@ -160,6 +160,9 @@ func (s *server) takeClient(ses *session) bool {
 	for _, sb := range s.sandboxes {
 		ses.pending = append(ses.pending, sb.pending()...)
 	}
+	for _, p := range s.plains {
+		ses.pending = append(ses.pending, p.pending()...)
+	}
 	if s.refused.any() {
 		ses.pending = append(ses.pending, Event{Type: Refused})
 	}

@@ -212,7 +212,8 @@ type EventType string
 const (
 	ExecExited    EventType = "exec_exited"
 	SandboxExited EventType = "sandbox_exited"
-	Refused       EventType = "refused" // there are Refusals; no sandbox is named, nothing is acknowledged
+	Refused       EventType = "refused"      // there are Refusals; no sandbox is named, nothing is acknowledged
+	PlainExited   EventType = "plain_exited" // told by Plain.Wait, not by Events
 )
 
 // Event is sent once to each client until it is acknowledged.
@@ -223,4 +224,34 @@ type Event struct {
 	Result  ExecResult // ExecExited
 	Signal  int        // SandboxExited: what ended PID 1
 	Asked   bool       // SandboxExited: by KillSandbox
+
+	Plain string `json:",omitempty"` // PlainExited: its name; Signal is what ended it
+	PID   int    `json:",omitempty"` // PlainExited: which of those that had the name
+	Code  int    `json:",omitempty"` // PlainExited: exit code, 0 if a signal ended it
+}
+
+// PlainSpec describes a process of the node's own: in no sandbox, without capabilities
+// and ways to get any (no_new_privs), in network, IPC and host name namespaces of its own,
+// in a session of its own, with no environment, at /. It dies with the hold.
+type PlainSpec struct {
+	Name   string // 1..64 of [A-Za-z0-9_.-]
+	Path   string // absolute; the user can execute it
+	Args   []string
+	UID    uint32 // not 0, nor are the groups
+	GID    uint32
+	Groups []uint32
+
+	Cgroup      string   // directory on the v2 tree, which stays its maker's; "": the hold's
+	Tasks       []string // v1 "tasks" files to join
+	OOMScoreAdj int
+}
+
+// PlainInfo is what hold knows of such a process.
+type PlainInfo struct {
+	Spec    PlainSpec
+	PID     int // in hold's pid namespace
+	Started time.Time
+	Ended   bool // and not acknowledged
+	Code    int  // exit code, 0 if a signal ended it
+	Signal  int
 }

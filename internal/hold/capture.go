@@ -55,6 +55,10 @@ func (s *server) state(k *baggage, binary *os.File) *holdState {
 	st.Filters = filters
 	st.Batch, st.Refusals = s.refused.state()
 	slices.SortFunc(st.Sandboxes, func(a, b sandboxState) int { return cmp.Compare(a.ID, b.ID) })
+	for _, p := range s.startedPlains() {
+		i := p.info()
+		st.Plains = append(st.Plains, plainState{Spec: p.spec, PID: p.pid, Pidfd: k.keep(p.pidfd), Begun: p.begun, Ended: i.Ended, Code: i.Code, Signal: i.Signal})
+	}
 	for p := range orphans {
 		if p.pty {
 			continue // closing it is all that is left to do

@@ -26,6 +26,7 @@ type Client struct {
 	done   chan struct{}
 	wg     sync.WaitGroup
 	ends   ends
+	plains plainEnds
 
 	mu      sync.Mutex
 	next    uint64
@@ -82,7 +83,11 @@ func (c *Client) receive() {
 		}
 		if f.op == opEvent {
 			var e wireEvent
-			if json.Unmarshal(f.body, &e) == nil {
+			switch err := json.Unmarshal(f.body, &e); {
+			case err != nil:
+			case e.Type == PlainExited:
+				c.plains.ended(e.Event)
+			default:
 				if e.Type == ExecExited {
 					c.ends.ended(execName{e.Sandbox, e.Exec}, e.Result, e.Kept)
 				}

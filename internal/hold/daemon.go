@@ -27,6 +27,8 @@ const (
 	roleServe = "hold-serve" // is the hold
 	roleFiles = "hold-files" // serves the file protocol on stdin
 
+	rolePlain = "hold-plain" // becomes a plain process
+
 	roleAccept = "hold-accept" // says whether it could go on with the state on stdin
 	roleResume = "hold-resume" // goes on with the state in the descriptor of that number
 )
@@ -57,6 +59,8 @@ func Main(args []string, files FilesRole) int {
 		err = runServer(args)
 	case roleFiles:
 		err = runFiles(files)
+	case rolePlain:
+		err = runPlain(args)
 	case roleAccept:
 		err = runAccept()
 	case roleResume:
@@ -136,7 +140,7 @@ func runFiles(files FilesRole) error {
 var _ = stayOnFirstThread(os.Args)
 
 func stayOnFirstThread(args []string) bool {
-	hold := len(args) > 1 && (args[1] == roleServe || args[1] == roleResume)
+	hold := len(args) > 1 && (args[1] == roleServe || args[1] == roleResume || args[1] == rolePlain)
 	if hold {
 		runtime.LockOSThread()
 	}
@@ -224,7 +228,7 @@ func emptyServer(socket string, log *slog.Logger) (*server, error) {
 		lim.Cur = lim.Max
 		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
 	}
-	s := &server{socket: socket, started: time.Now(), log: log, quit: make(chan struct{}), respawn: make(chan respawn), replace: make(chan replacement),
+	s := &server{socket: socket, started: time.Now(), log: log, quit: make(chan struct{}), respawn: make(chan respawn), replace: make(chan replacement), births: make(chan *birth), plains: map[string]*plain{},
 		store: map[string]*os.File{}, sandboxes: map[string]*sandbox{}, lingering: map[string]struct{}{}, pumps: map[*pump]struct{}{}, refused: newRefusals()}
 	s.most = max(64, (int(min(lim.Cur, 1<<30))-reservedFDs)/fdsOfExec)
 	s.digest = sync.OnceValue(func() string {
@@ -281,6 +285,7 @@ func (s *server) shutdown(ctx context.Context) {
 			s.log.Error("shut down", "sandbox", sb.name(), "error", err)
 		}
 	}
+	s.endPlains(ctx)
 	_ = s.lis.Close()
 	s.stop()
 }

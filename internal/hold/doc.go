@@ -15,6 +15,9 @@
 // the hold dies, the kernel kills every PID 1 of its sandboxes and with it
 // everything inside.
 //
+// Beside sandboxes a hold is the parent of plain processes, which the node needs for itself
+// and which are to outlive the agent as well: started with descriptors, watched, ended.
+//
 // A hold that runs another program than the agent brought becomes that program
 // (Ensure): in the same process, with all it has, and no sandbox notices. Until
 // the new program runs, every failure leaves the old one as it was.

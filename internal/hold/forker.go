@@ -206,6 +206,8 @@ func (s *server) own() {
 			r.k.c, r.k.proc = n.c, n.proc
 			r.k.mu.Unlock()
 			close(r.done)
+		case b := <-s.births:
+			b.begin()
 		case r := <-s.replace:
 			r.failed <- s.become(r.binary)
 		}

@@ -38,6 +38,13 @@ func (s *server) quiesce(ctx context.Context) error {
 		}
 		sb.mu.Unlock()
 	}
+	for _, p := range s.startedPlains() {
+		p.mu.Lock()
+		if p.pidfd != nil {
+			_ = p.pidfd.SetReadDeadline(aLongTimeAgo)
+		}
+		p.mu.Unlock()
+	}
 	if err := s.watchers.empty(ctx); err != nil {
 		return dsec.E(dsec.Timeout, "wait for ends that are being told", "", err)
 	}
@@ -80,6 +87,9 @@ func (s *server) resume() {
 				e.watch()
 			}
 		}
+	}
+	for _, p := range s.startedPlains() {
+		p.watch()
 	}
 	s.listen()
 	s.requests.open()

@@ -106,7 +106,21 @@ func (r *resumption) all(st *holdState) error {
 			sb.addListener(l.Exec, r.file(l.File, "listener"), s.filters.same(st.Filters[l.Filter]))
 		}
 	}
+	for i := range st.Plains {
+		r.plain(&st.Plains[i])
+	}
 	return r.forkers(st)
+}
+
+func (r *resumption) plain(st *plainState) {
+	p := newPlain(r.s, st.Spec)
+	p.pid, p.begun, p.ended, p.end = st.PID, st.Begun, st.Ended, ending{code: st.Code, signal: st.Signal}
+	if close(p.started); p.ended {
+		close(p.done)
+	} else {
+		p.pidfd = r.file(st.Pidfd, "pidfd")
+	}
+	r.s.plains[st.Spec.Name] = p
 }
 
 // forkers keeps the old ones if they understand us.

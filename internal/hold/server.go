@@ -29,6 +29,7 @@ type server struct {
 	image    *os.File // the forker's program
 	respawn  chan respawn
 	replace  chan replacement
+	births   chan *birth
 	quit     chan struct{}
 	quitOnce sync.Once
 	lis      *net.UnixListener
@@ -57,6 +58,7 @@ type server struct {
 	sandboxes map[string]*sandbox
 	lingering map[string]struct{} // directories of cgroups that were not empty
 	pumps     map[*pump]struct{}
+	plains    map[string]*plain
 }
 
 // session is one client's connection.
@@ -124,6 +126,10 @@ func (c *session) told(f *frame) {
 		c.s.log.Warn("client told", "op", f.op, "error", err)
 		return
 	}
+	if f.op == opAck && r.Type == PlainExited {
+		c.s.ackPlain(r.Exec)
+		return
+	}
 	sb, err := c.s.sandbox(r.Sandbox)
 	if err != nil {
 		return // removed, with all there was to forget
@@ -167,6 +173,9 @@ func (f *frame) take(i int) (*os.File, error) {
 func (f *frame) keep() { f.files = nil }
 
 func (c *session) dispatch(f *frame) (any, []*os.File, error) {
+	if f.op == 0 || f.op >= opEnd {
+		return nil, nil, errUnknown(f.op)
+	}
 	switch f.op {
 	case opPut, opGet, opDrop, opNames:
 		return c.s.storeOp(c.ctx, f)
@@ -199,6 +208,14 @@ func (c *session) dispatch(f *frame) (any, []*os.File, error) {
 		}
 		sock, err := c.s.startFiles(w)
 		return nil, []*os.File{sock}, err
+	case opPlain:
+		w, err := read[wirePlain](f)
+		if err != nil {
+			return nil, nil, err
+		}
+		return c.s.startPlain(c.ctx, w, f)
+	case opFindPlain, opPlains, opKillPlain:
+		return c.s.plainOp(f)
 	case opList:
 		return c.s.list(), nil, nil
 	case opRefusals:
@@ -285,5 +302,9 @@ func (c *session) execOp(o op, sb *sandbox, r wireRef) (any, []*os.File, error) 
 		f, err := e.follow(r.Stream, r.Offset)
 		return nil, []*os.File{f}, err
 	}
-	return nil, nil, dsec.Errorf(dsec.Unsupported, "serve request", "", "operation %d is unknown to this hold", o)
+	return nil, nil, errUnknown(o)
+}
+
+func errUnknown(o op) error {
+	return dsec.Errorf(dsec.Unsupported, "serve request", "", "operation %d is unknown to this hold", o)
 }

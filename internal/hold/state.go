@@ -13,8 +13,8 @@ import (
 // stateFormat is raised with every change of the state below; a program reads
 // its own and, where it says so, older ones. See docs/formats/hold.md.
 const (
-	stateFormat = 2
-	stateOldest = 1 // without Filters, Listeners, Batch and Refusals
+	stateFormat = 3
+	stateOldest = 1 // 1 is without Filters, Listeners, Batch and Refusals, 1 and 2 without Plains
 )
 
 // holdState is a hold on its way from one program to the next. Descriptors are
@@ -36,6 +36,16 @@ type holdState struct {
 	Batch     refusalBatch
 	Refusals  []Refusal // after the batch
 	Sandboxes []sandboxState
+	Plains    []plainState
+}
+
+type plainState struct {
+	Spec         wirePlain
+	PID          int
+	Pidfd        int // until it ended
+	Begun        time.Time
+	Ended        bool
+	Code, Signal int
 }
 
 type forkerState struct{ PID, Socket int }
@@ -147,6 +157,17 @@ func (s *holdState) check() error {
 		ids[sb.ID] = true
 		if err := sb.check(fds, len(s.Filters)); err != nil {
 			return fmt.Errorf("read state: sandbox %s: %w", sb.ID, err)
+		}
+	}
+	names := map[string]bool{}
+	for i := range s.Plains {
+		p := &s.Plains[i]
+		if names[p.Spec.Name] || p.Spec.check() != nil || p.PID <= 0 {
+			return fmt.Errorf("read state: process %q", p.Spec.Name)
+		}
+		names[p.Spec.Name] = true
+		if !p.Ended {
+			fds.want("process "+p.Spec.Name, p.Pidfd)
 		}
 	}
 	if len(fds[bad]) > 0 {

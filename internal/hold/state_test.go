@@ -30,6 +30,10 @@ func everything() *holdState {
 		Batch: refusalBatch{Number: 7, List: []Refusal{{Sandbox: "sb", Exec: "run", Exe: "/bin/mount", PID: 5, UID: 1000, GID: 1000, Call: 165, Errno: 1, Clause: 12, Arg: -1,
 			Args: [6]uint64{1, 2, 3, 4, 5, 1 << 63}, Count: 3, First: began, Last: began.Add(time.Second)}}},
 		Refusals: []Refusal{{Sandbox: "sb", UID: -1, GID: -1, Call: otherKinds, Arg: -1, Count: 9, First: began, Last: began}},
+		Plains: []plainState{
+			{Spec: wirePlain{Name: "vm-1", Path: "/usr/bin/qemu", Args: []raw{"-name", "\xff"}, UID: 61440, GID: 61440, Groups: []uint32{105}, Cgroup: "/sys/fs/cgroup/z",
+				Tasks: []string{"/sys/fs/cgroup/memory/z/tasks"}, OOMScoreAdj: 300}, PID: 400, Pidfd: 23, Begun: began},
+			{Spec: wirePlain{Name: "vm-2", Path: "/bin/false", UID: 1, GID: 1}, PID: 401, Begun: began, Ended: true, Code: 1, Signal: 9}},
 		Sandboxes: []sandboxState{
 			{ID: "made-ahead", Spec: SpawnSpec{ID: "made-ahead", UIDBase: 65536, GIDBase: 65536, Count: 65536, Cgroup: "/sys/fs/cgroup/y"}, PID: 200, Pidfd: 12,
 				Control: 13, Prepared: [3]bool{true, true, false}, Unready: "mount /dev: no space left on device"},
@@ -74,24 +78,33 @@ func TestGoldenState(t *testing.T) {
 
 // An upgrade comes from the program before this one.
 func TestStateOfAnEarlierFormatIsGoneOnWith(t *testing.T) {
-	b, err := os.ReadFile(filepath.Join("testdata", "state-1.golden"))
-	must(t, err)
-	s, err := decodeState(b)
-	must(t, err)
-	want := everything()
-	want.Format, want.Filters, want.Batch, want.Refusals, want.Sandboxes[1].Listeners = 1, nil, refusalBatch{}, nil, nil
-	got, err := s.encode()
-	must(t, err)
-	now, err := want.encode()
-	must(t, err)
-	if !bytes.Equal(got, now) {
-		t.Errorf("%s", got)
+	for format := stateOldest; format < stateFormat; format++ {
+		b, err := os.ReadFile(filepath.Join("testdata", fmt.Sprintf("state-%d.golden", format)))
+		must(t, err)
+		s, err := decodeState(b)
+		must(t, err)
+		want := everything()
+		want.Format, want.Plains = format, nil
+		if format < 2 {
+			want.Filters, want.Batch, want.Refusals, want.Sandboxes[1].Listeners = nil, refusalBatch{}, nil, nil
+		}
+		got, err := s.encode()
+		must(t, err)
+		now, err := want.encode()
+		must(t, err)
+		if !bytes.Equal(got, now) {
+			t.Errorf("%d: %s", format, got)
+		}
 	}
 }
 
 func TestStateThatCannotBeGoneOnWithIsRefused(t *testing.T) {
 	for what, change := range map[string]func(*holdState){
-		"format 3":    func(s *holdState) { s.Format = 3 },
+		"format 4":    func(s *holdState) { s.Format = 4 },
+		"process":     func(s *holdState) { s.Plains[1].Spec.Name = "vm-1" },
+		"as root":     func(s *holdState) { s.Plains[1].Spec.UID = 0 },
+		"number":      func(s *holdState) { s.Plains[0].PID = 0 },
+		"its pidfd":   func(s *holdState) { s.Plains[0].Pidfd = 0 },
 		"filter":      func(s *holdState) { s.Sandboxes[1].Listeners[0].Filter = 1 },
 		"descriptors": func(s *holdState) { s.Lock = s.Binary },
 		"stderr":      func(s *holdState) { s.Listener = 2 },
@@ -107,8 +120,13 @@ func TestStateThatCannotBeGoneOnWithIsRefused(t *testing.T) {
 		change(s)
 		b, err := s.encode()
 		must(t, err)
-		if what == "stderr" {
+		switch what {
+		case "stderr":
 			what = "listener: 2"
+		case "as root", "number":
+			what = "process"
+		case "its pidfd":
+			what = "process vm-1: 0"
 		}
 		if _, err := decodeState(b); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%s: %v", what, err)

@@ -20,7 +20,7 @@ import (
 
 // protocolVersion is in every frame; see docs/formats/hold.md.
 const (
-	protocolVersion = 4
+	protocolVersion = 5
 	frameHeader     = 24
 	maxInline       = 32 << 10 // larger bodies travel in a memfd
 	maxBody         = 64 << 20
@@ -68,6 +68,11 @@ const (
 	opUpgrade
 	opEvent // from hold, no reply
 	opRefusals
+	opPlain
+	opFindPlain
+	opPlains
+	opKillPlain
+	opEnd // none
 )
 
 // forEver says that an operation is understood by every version, so that each

@@ -66,6 +66,52 @@ func BenchmarkTiers(b *testing.B) {
 	b.Logf("%d clones; cold %v, clone %v, ahead %v", b.N, cold, clone, load)
 }
 
+// BenchmarkKept compares, in turn, a clone that ends with this process with one that the hold
+// keeps, both up to the guest's first word, and measures an adoption.
+func BenchmarkKept(b *testing.B) {
+	h := newHouse(b)
+	tp := h.g.template(b)
+	var own, kept, adopted []time.Duration
+	for range b.N {
+		owner := h.child(ownerJob{Do: "run", Name: "y", Template: tp, Devices: h.g.devices(b, "y")})
+		owner.wait("there")
+		owner.kill()
+		d, c := h.next()
+		began := time.Now()
+		m := h.adopt(d, "y")
+		want(b, m, "get", "y")
+		adopted = append(adopted, time.Since(began))
+		m.Kill()
+		for i, name := range []string{"", "", "x"} {
+			dev := h.g.devices(b, "x")
+			dev.Name = name
+			began := time.Now()
+			m, err := d.Clone(ctxOf(b), tp, dev)
+			if err != nil {
+				b.Fatal(err)
+			}
+			want(b, m, "ping", "pong")
+			switch took := time.Since(began); i {
+			case 1: // the first reads the template
+				own = append(own, took)
+			case 2:
+				kept = append(kept, took)
+			}
+			m.Kill()
+		}
+		_ = c.Close()
+	}
+	ms := func(d []time.Duration) float64 {
+		slices.Sort(d)
+		return float64(d[len(d)/2].Microseconds()) / 1000
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ms(own), "clone-ms")
+	b.ReportMetric(ms(kept), "kept-ms")
+	b.ReportMetric(ms(kept)/ms(own), "kept/clone")
+	b.ReportMetric(ms(adopted), "adopt-ms")
+}
+
 // loadAhead is the part of a clone that is left when its QEMU was started before.
 func loadAhead(b *testing.B, g guest, tp vmm.Template) time.Duration {
 	b.Helper()

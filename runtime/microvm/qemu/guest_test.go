@@ -18,6 +18,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/e2e/vm"
+	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/runtime/microvm/boot"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
 )
@@ -41,6 +42,11 @@ var (
 func TestMain(m *testing.M) {
 	if job := os.Getenv("DSEC_TEST_BUILDER"); job != "" {
 		builder(job)
+		return
+	}
+	hold.MainIfAsked(nil)
+	if job := os.Getenv("DSEC_TEST_OWNER"); job != "" {
+		owner(job)
 		return
 	}
 	if mode := os.Getenv("DSEC_TEST_FAKE"); mode != "" {

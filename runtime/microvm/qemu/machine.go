@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,9 +26,12 @@ type machine struct {
 	proc  Process
 	mon   *monitor
 	agent net.Conn
+	out   *os.File // where it says something
 	said  *tail
-	free  func() // gives back its user
+	free  func() // gives back its user, and what is kept of it
 	done  chan struct{}
+
+	adopted *owned // not started by this process, which may have missed something
 
 	op sync.Mutex // one change of the machine's state at a time
 
@@ -41,6 +43,14 @@ type machine struct {
 }
 
 var _ vmm.VM = (*machine)(nil)
+
+// run begins to watch it. It takes out.
+func (m *machine) run(out *os.File, mon *monitor) {
+	m.mon, m.out = mon, out
+	heard := make(chan struct{})
+	go func() { m.said.follow(out); close(heard) }()
+	go m.watch(heard)
+}
 
 // event is called by the monitor.
 func (m *machine) event(name string, data json.RawMessage) {
@@ -77,7 +87,11 @@ func (m *machine) watch(heard <-chan struct{}) {
 			status = <-ended
 		}
 	}
-	// What it was is gone: what waits for it here ends now.
+	// What it was is gone: what waits for it here ends now, but what it said last is read.
+	select {
+	case <-m.mon.done:
+	case <-time.After(time.Second): // somebody else holds its end
+	}
 	_ = m.mon.conn.Close()
 	<-m.mon.done
 	_ = m.agent.Close()
@@ -86,7 +100,8 @@ func (m *machine) watch(heard <-chan struct{}) {
 	case <-time.After(time.Second): // somebody else holds its pipe
 	}
 	m.mu.Lock()
-	if e, ok := errors.AsType[*exec.ExitError](status); ok && e.Exited() {
+	var e interface{ Exited() bool } // an exec.ExitError or an exitStatus
+	if errors.As(status, &e) && e.Exited() {
 		m.exited = true
 	}
 	switch {
@@ -95,12 +110,27 @@ func (m *machine) watch(heard <-chan struct{}) {
 		m.err = dsec.E(dsec.ClassOf(broken), "run", "virtual machine", broken)
 	case m.off != "":
 		m.err = dsec.Errorf(dsec.SandboxGone, "run", "virtual machine", "it ended itself (%s); %s", dsec.Quote(m.off), m.said)
+	case m.adopted != nil && status == nil:
+		m.err = dsec.Errorf(dsec.SandboxGone, "run", "virtual machine", "it was stopped or ended itself while nobody owned it; %s", m.said)
 	default:
 		m.err = dsec.Errorf(dsec.Unavailable, "run", "virtual machine", "QEMU ended: %s; %s", statusText(status), m.said)
 	}
+	free := m.free
 	m.mu.Unlock()
-	m.free()
+	free()
 	close(m.done)
+}
+
+// leave gives up an adopted machine, which goes on: another process may take it over, or
+// this one again.
+func (m *machine) leave() {
+	m.mu.Lock()
+	m.free, m.asked = m.adopted.release, true
+	m.mu.Unlock()
+	m.proc.(keptProcess).leave()
+	_ = m.mon.conn.Close()
+	_ = m.out.Close()
+	<-m.done
 }
 
 func statusText(err error) string {

@@ -16,6 +16,13 @@
 //	kvm.json     what the last probes of KVM found
 //	tmp-*        being made; removed by the next who builds
 //	lock         held with flock(2) by who builds
+//	machines/    a record of each machine with a name (docs/formats/vmrecord.md), locked by its owner
+//
+// With a Keep, a machine with a name outlives this process: dsec-hold is the parent of its QEMU and has
+// a duplicate of our end of its QMP, its channel and its output, so that QEMU notices nothing when its
+// owner dies. Nobody reads then: what the guest says waits in the sockets. The next owner begins
+// in the middle of QMP: it has numbers of its own, passes over what is for others, and asks for the
+// state. A user is taken as long as there is a record with it.
 //
 // The memory of a template that is cloned is in a sealed file in memory, one for
 // all clones of this Driver, read and compared with its digest when the first clone
@@ -42,13 +49,14 @@ import (
 
 // Config is how to run QEMU. Zero values stand for what is in parentheses.
 type Config struct {
-	Path     string // the program (qemu-system-x86_64, found in PATH)
-	Firmware string // (/usr/share/qemu/qboot.rom)
-	Dir      string // for templates, made if it is not there
-	UID      uint32 // the first of the users, and of the groups of the same numbers, that QEMUs run as; 0 only if this process is not root
-	UIDs     int    // how many there are, and so how many QEMUs (4096)
-	Spawn    Spawner
-	NoKVM    bool // never try it
+	Path     string  // the program (qemu-system-x86_64, found in PATH)
+	Firmware string  // (/usr/share/qemu/qboot.rom)
+	Dir      string  // for templates, made if it is not there
+	UID      uint32  // the first of the users, and of the groups of the same numbers, that QEMUs run as; 0 only if this process is not root
+	UIDs     int     // how many there are, and so how many QEMUs (4096)
+	Spawn    Spawner // of machines that end with this process (Direct)
+	Keep     *Keep   // of machines with a name, which do not (there are none)
+	NoKVM    bool    // never try it
 }
 
 // Driver is a vmm.VMM.
@@ -108,7 +116,13 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 	if !strings.Contains(version, "QEMU") || len(version) > 200 {
 		return nil, dsec.Errorf(dsec.Unsupported, op, cfg.Path, "it says its version is %s", dsec.Quote(version))
 	}
-	return &Driver{cfg: cfg, version: version, probeTime: kvmTime, users: map[uint32]bool{}, accel: map[string]vmm.Caps{}, templates: map[string]*opened{}}, nil
+	d := &Driver{cfg: cfg, version: version, probeTime: kvmTime, users: map[uint32]bool{}, accel: map[string]vmm.Caps{}, templates: map[string]*opened{}}
+	if cfg.Keep != nil {
+		if err := d.reserve(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
 }
 
 // Close gives back the memory of templates that no machine shares. Machines go on.

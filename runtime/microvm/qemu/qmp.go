@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
@@ -28,6 +29,8 @@ type monitor struct {
 	conn net.Conn
 	done chan struct{} // closed when nothing comes any more
 	err  error         // why; after done
+
+	foreign int // bytes that may still be skipped of what another asked; the reader's
 
 	mu      sync.Mutex
 	next    int64
@@ -52,12 +55,39 @@ type qmpError struct {
 // the goroutine that reads, which ends with the connection.
 func newMonitor(conn net.Conn, on func(event string, data json.RawMessage)) *monitor {
 	m := &monitor{conn: conn, done: make(chan struct{}), waiting: map[int64]chan reply{}}
+	m.start(on)
+	return m
+}
+
+// resumeMonitor is newMonitor of a connection that another process used up to any byte.
+// Until our first answer, what makes no sense is a part of what was for that one; its
+// numbers are not ours.
+func resumeMonitor(conn net.Conn, on func(event string, data json.RawMessage)) *monitor {
+	m := &monitor{conn: conn, done: make(chan struct{}), waiting: map[int64]chan reply{}, foreign: 4 * maxQMPLine, next: 1<<32 + rand.Int64N(1<<50)}
+	m.start(on)
+	return m
+}
+
+func (m *monitor) start(on func(event string, data json.RawMessage)) {
 	go func() {
 		m.err = m.read(on)
-		_ = conn.Close()
+		_ = m.conn.Close()
 		close(m.done)
 	}()
-	return m
+}
+
+// interrupt ends a line that another process may have begun. The byte is in no JSON: QEMU
+// gives up what it has read so far, and says that it is an error.
+func (m *monitor) interrupt(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, qmpDeadline)
+	defer cancel()
+	return m.send(ctx, []byte{0xff}, nil)
+}
+
+// skip says whether a line that is not ours may be passed over.
+func (m *monitor) skip(text []byte) bool {
+	m.foreign = max(m.foreign-len(text), 0)
+	return m.foreign > 0
 }
 
 // errMonitor is why a monitor that QEMU did not close is of no use.
@@ -73,6 +103,9 @@ func (m *monitor) read(on func(string, json.RawMessage)) error {
 		}
 		var l reply
 		if err := json.Unmarshal(text, &l); err != nil {
+			if m.skip(text) {
+				continue
+			}
 			return dsec.E(dsec.Corrupt, op, object, errors.Join(errMonitor, err))
 		}
 		switch {
@@ -85,8 +118,10 @@ func (m *monitor) read(on func(string, json.RawMessage)) error {
 			delete(m.waiting, *l.ID)
 			m.mu.Unlock()
 			if w != nil { // else nobody waited that long
+				m.foreign = 0
 				w <- l
 			}
+		case m.skip(text):
 		default:
 			return dsec.Errorf(dsec.Corrupt, op, object, "%w: neither an answer nor an event: %s", errMonitor, dsec.Quote(string(text)))
 		}

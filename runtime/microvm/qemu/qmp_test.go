@@ -57,6 +57,56 @@ func TestQMPAnswersAndEvents(t *testing.T) {
 	}
 }
 
+// A monitor that goes on where another one was: in the middle of an answer, with others
+// behind it that were for that one.
+func TestQMPInTheMiddle(t *testing.T) {
+	for name, before := range map[string]string{
+		"a part":          `tus": "paused"}, "id": 1}` + "\n",
+		"an empty line":   "\n",
+		"its answer":      `{"return": {"status": "paused"}, "id": 1}` + "\n",
+		"its error":       `{"error": {"class": "GenericError", "desc": "x"}, "id": 2}` + "\n",
+		"an interruption": `{"error": {"class": "GenericError", "desc": "JSON parse error"}}` + "\n",
+		"a greeting":      `n": {"qemu": {}}}` + "\n" + `{"QMP": {}}` + "\n",
+	} {
+		here, there := net.Pipe()
+		var events []string
+		m := resumeMonitor(here, func(name string, _ json.RawMessage) { events = append(events, name) })
+		go func() {
+			say(there, before+`{"event": "SHUTDOWN", "data": {}}`+"\n")
+			line, err := bufio.NewReader(there).ReadString('\n')
+			var q struct{ ID int64 }
+			if err != nil || json.Unmarshal([]byte(line), &q) != nil || q.ID < 1<<32 {
+				t.Errorf("%s: asked %q", name, line)
+			}
+			text, _ := json.Marshal(map[string]any{"return": map[string]string{"status": "running"}, "id": q.ID})
+			say(there, string(text)+"\n"+"nonsense\n") // from here on it is no excuse
+		}()
+		var s struct{ Status string }
+		if err := m.call(t.Context(), "query-status", nil, &s); err != nil || s.Status != "running" {
+			t.Errorf("%s: %+v, %v", name, s, err)
+		}
+		<-m.done
+		if !errors.Is(m.err, errMonitor) || len(events) != 1 {
+			t.Errorf("%s: %v, events %v", name, m.err, events)
+		}
+		_ = there.Close()
+	}
+	// Nonsense without end is none that another one asked for.
+	here, there := net.Pipe()
+	m := resumeMonitor(here, nil)
+	go func() {
+		for {
+			if _, err := io.WriteString(there, strings.Repeat("x", 1000)+"\n"); err != nil {
+				return
+			}
+		}
+	}()
+	<-m.done
+	if !errors.Is(m.err, errMonitor) {
+		t.Error(m.err)
+	}
+}
+
 func TestWhatIsNoQMPEndsTheMonitor(t *testing.T) {
 	for name, text := range map[string]string{
 		"no JSON":     "hello\n",

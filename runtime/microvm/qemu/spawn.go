@@ -31,7 +31,7 @@ type Process interface {
 
 // Spawner starts a process with the uid and groups, no capabilities, in the
 // namespaces and control group that the caller wants for it. The process must end when
-// this one does. The files are the driver's, which closes them when Spawner has
+// this one does: machines that are to outlive it have a name, and are started by a Keep. The files are the driver's, which closes them when Spawner has
 // returned.
 type Spawner func(Command) (Process, error)
 

@@ -20,6 +20,9 @@ type inherit struct {
 	files []*os.File
 	keep  map[*os.File]bool // the caller's
 	err   error
+
+	name string              // of the machine; "": it ends with this process
+	ends map[string]*os.File // ours of the connections, by name
 }
 
 // add returns the number that f will have there, and takes it.
@@ -43,7 +46,8 @@ func (i *inherit) lend(f *os.File) int {
 	return i.add(f, nil)
 }
 
-// pair makes a connection, of which QEMU has one end.
+// pair makes a connection, of which QEMU has one end. A machine with a name has the other
+// kept as well.
 func (i *inherit) pair(name string) (int, net.Conn) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -52,10 +56,11 @@ func (i *inherit) pair(name string) (int, net.Conn) {
 	here := os.NewFile(uintptr(fds[0]), name)
 	n := i.add(os.NewFile(uintptr(fds[1]), name), nil)
 	conn, err := net.FileConn(here)
-	_ = here.Close() // FileConn has a duplicate
 	if err != nil {
+		_ = here.Close()
 		return i.add(nil, dsec.E(dsec.Internal, "open socket", name, err)), nil
 	}
+	i.ends[name] = here // FileConn has a duplicate
 	return n, conn
 }
 
@@ -65,6 +70,10 @@ func (i *inherit) close() {
 			_ = f.Close()
 		}
 	}
+	for _, f := range i.ends {
+		_ = f.Close()
+	}
+	i.files, i.ends = nil, nil
 }
 
 // launch starts the QEMU of a line, whose devices are in files already, and returns
@@ -73,8 +82,9 @@ func (d *Driver) launch(ctx context.Context, l line, files *inherit) (_ *machine
 	const op, object = "start", "virtual machine"
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
-	defer func() { files.close() }()
+	defer files.close()
 	var qmp, agent net.Conn
+	files.ends = map[string]*os.File{}
 	l.firmware = d.cfg.Firmware
 	if l.shape.NIC && l.tap == 0 {
 		var other net.Conn
@@ -87,38 +97,45 @@ func (d *Driver) launch(ctx context.Context, l line, files *inherit) (_ *machine
 	if perr != nil {
 		files.add(nil, dsec.E(dsec.Internal, "make pipe", "", perr))
 	}
-	defer func() { closeAll(in) }()
+	defer func() {
+		closeAll(in)
+		if err != nil {
+			closeAll(out)
+			closeConns(qmp, agent)
+		}
+	}()
 	if files.err == nil && ctx.Err() != nil {
 		files.err = dsec.E(dsec.ClassOf(ctx.Err()), op, object, ctx.Err())
 	}
 	if files.err != nil {
-		closeAll(out)
-		closeConns(qmp, agent)
 		return nil, files.err
 	}
-	uid, free, err := d.user()
+	uid, giveBack, err := d.user()
 	if err != nil {
-		closeAll(out)
-		closeConns(qmp, agent)
 		return nil, err
 	}
-	proc, err := d.cfg.Spawn(Command{Path: d.cfg.Path, Args: l.args(), Files: files.files, Output: in, UID: uid, GID: uid, Groups: d.groups(l.accel)})
+	ident := d.identity(l)
+	kept := map[string]*os.File{"qmp": files.ends["qmp"], "agent": files.ends["agent"], "said": out}
+	proc, forget, err := d.spawn(ctx, files.name, ident, kept, Command{Path: d.cfg.Path, Args: l.args(), Files: files.files, Output: in, UID: uid, GID: uid, Groups: d.groups(l.accel)})
 	if err != nil {
-		free()
-		closeAll(out)
-		closeConns(qmp, agent)
-		return nil, dsec.E(dsec.Unavailable, op, d.cfg.Path, err)
+		giveBack()
+		class := dsec.ClassOf(err)
+		if files.name == "" || class == dsec.Internal {
+			class = dsec.Unavailable
+		}
+		return nil, dsec.E(class, op, d.cfg.Path, err)
 	}
-	m := &machine{shape: l.shape, proc: proc, agent: agent, said: &tail{}, free: free, done: make(chan struct{})}
+	free := func() {
+		if forget() {
+			giveBack()
+		}
+	}
+	m := &machine{shape: l.shape, ident: ident, proc: proc, agent: agent, said: &tail{}, free: free, done: make(chan struct{})}
 	// Ours are closed before anybody waits for the end of the pipe or a connection.
 	closeAll(in)
 	in = nil
 	files.close()
-	files.files = nil
-	heard := make(chan struct{})
-	go func() { m.said.follow(out); close(heard) }()
-	m.mon = newMonitor(qmp, m.event)
-	go m.watch(heard)
+	m.run(out, newMonitor(qmp, m.event))
 	if err := m.call(ctx, "qmp_capabilities", nil, nil); err != nil {
 		return nil, m.abandon(op, err)
 	}
@@ -171,7 +188,6 @@ func (d *Driver) Start(ctx context.Context, s vmm.Shape, dev vmm.Devices) (vmm.V
 	if err != nil {
 		return nil, err
 	}
-	m.ident = d.identity(l)
 	return m, nil
 }
 
@@ -185,6 +201,7 @@ func check(s vmm.Shape, dev vmm.Devices) error {
 // devices opens what is behind the slots.
 func (l *line) devices(files *inherit, dev vmm.Devices) {
 	s := l.shape
+	files.name = dev.Name
 	for i, n := range s.Pmem {
 		if i < len(dev.Pmem) && dev.Pmem[i] != "" {
 			l.slots = append(l.slots, files.add(openSized(dev.Pmem[i], os.O_RDONLY, n)))

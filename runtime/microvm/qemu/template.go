@@ -426,12 +426,7 @@ func (d *Driver) incoming(ctx context.Context, man manifest, dev vmm.Devices, fi
 	}
 	l.kernel = files.add(openStub())
 	l.devices(files, dev)
-	m, err := d.launch(ctx, l, files)
-	if err != nil {
-		return nil, err
-	}
-	m.ident = man.Identity
-	return m, nil
+	return d.launch(ctx, l, files)
 }
 
 // lockFile waits for a lock until the context ends.

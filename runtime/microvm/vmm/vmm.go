@@ -15,8 +15,12 @@
 // A machine that Start, Clone or Restore returned belongs to the caller, who ends it
 // with Stop or Kill, also when its guest has ended. A call that
 // returns an error leaves no process, file or descriptor. Every call ends by its
-// context, and by a limit of the implementation's own when the context has none. The machine ends with
-// the process that started it, whatever ends that.
+// context, and by a limit of the implementation's own when the context has none.
+//
+// A machine without a name (Devices.Name) ends with the process that started it, whatever ends that.
+// One with a name outlives it, kill -9 included, if the implementation is an Adopter: it runs on, or
+// stays paused, and the next process takes it over with Adopt. It ends with
+// what keeps it instead: for QEMU that is dsec-hold.
 //
 // What a clone and a restored machine do not get by themselves: other random
 // numbers than their siblings, the time, names and addresses. The guest has to
@@ -81,6 +85,10 @@ type Shape struct {
 
 // Devices are what is behind the slots of a Shape for one machine.
 type Devices struct {
+	// Name is one that no other machine of the same directory has; then the machine outlives this
+	// process. See CheckName. "": it does not. A VMM that is no Adopter answers Unsupported.
+	Name string
+
 	// Pmem are files by slot, exactly of its size, and complete: a read of a page
 	// that is not there yet would be one of a process that cannot wait. "" is
 	// an empty slot, which reads as zeros; slots at the end may be left out.
@@ -138,6 +146,25 @@ type VMM interface {
 	Restore(ctx context.Context, dir string, d Devices) (VM, error)
 }
 
+// Adopter is a VMM whose machines can outlive the process that started them.
+type Adopter interface {
+	// Names lists the machines with a name that were not ended, in order, whoever owns them; also those
+	// that ended while nobody owned them.
+	Names(ctx context.Context) ([]string, error)
+
+	// Adopt takes over a machine whose owner has died, and returns it as its owner had it: running
+	// or paused, with the same guest behind the channel. What the owner was in the middle of is
+	// over: a Pause or Resume happened or not, and a Snapshot left no snapshot, and perhaps a
+	// paused machine. So who adopts one calls Pause or Resume, as he wants it. What the guest
+	// said and its owner did not read comes from the channel, which may begin in the middle of a
+	// message: the protocol over it finds its place again.
+	//
+	// One with a living owner is a Conflict, in this process too; that of one that has just
+	// died is waited for. One that ended in the meantime, or had not begun, is SandboxGone with the
+	// reason; nothing of it is left then, and from then on its name is NotFound.
+	Adopt(ctx context.Context, name string) (VM, error)
+}
+
 // Waiting is a clone that has not begun: a process, with the files of its devices. The
 // caller ends it with one call of Begin or Drop.
 type Waiting interface {
@@ -186,6 +213,19 @@ type VM interface {
 	Kill()
 }
 
+// CheckName says what is wrong with the name of a machine, as Invalid: it has 1 to 60 of
+// [A-Za-z0-9_.-], and begins with no point.
+func CheckName(name string) error {
+	good := name != "" && len(name) <= 60 && name[0] != '.'
+	for _, c := range []byte(name) {
+		good = good && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '.' || c == '-')
+	}
+	if !good {
+		return dsec.Errorf(dsec.Invalid, "check", "name of a virtual machine", "%s: 1 to 60 of letters, digits, _ . and -", dsec.Quote(name))
+	}
+	return nil
+}
+
 // Check says what is wrong with a shape, as Invalid.
 func (s Shape) Check() error {
 	const op, object = "check", "shape of a virtual machine"
@@ -229,6 +269,8 @@ func (d Devices) Check(s Shape) error {
 		return dsec.Errorf(dsec.Invalid, op, object, "a disk file and a disk of %d bytes in the shape: both or none", s.Disk)
 	case d.Tap != nil && !s.NIC:
 		return dsec.Errorf(dsec.Invalid, op, object, "a tap for a shape without an interface")
+	case d.Name != "":
+		return CheckName(d.Name)
 	}
 	return nil
 }

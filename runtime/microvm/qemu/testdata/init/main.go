@@ -24,6 +24,11 @@ var (
 )
 
 func main() {
+	if _, err := os.Stat("/agent"); err == nil { // the real one is to be tried
+		_ = os.MkdirAll("/lib/dsec", 0o755)
+		_ = os.Symlink("/modules.order", "/lib/dsec/modules")
+		fmt.Println("agent", syscall.Exec("/agent", []string{"/agent"}, nil))
+	}
 	defer syscall.Reboot(syscall.LINUX_REBOOT_CMD_POWER_OFF)
 	os.Stdout.WriteString("console: the guest begins\n")
 	for _, m := range [][2]string{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}} {
