@@ -199,8 +199,19 @@ func becomePlain(config, say *os.File) error {
 	if _, err := say.WriteString(begins); err != nil {
 		return err
 	}
+	hearSignals()
 	argv := append([]string{string(w.Path)}, fromRaw(w.Args)...)
 	return fail("run "+dsec.Quote(string(w.Path)), syscall.Exec(string(w.Path), argv, []string{}))
+}
+
+// hearSignals ends the ignoring of signals by whoever started the hold, which a program
+// would go on with. The library does not know of all of them.
+func hearSignals() {
+	var dfl [4]uint64 // handler, flags, restorer, mask
+	for sig := uintptr(1); sig <= 64; sig++ {
+		// Of two the kernel refuses it: they are never ignored.
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&dfl)), 0, 8, 0, 0)
+	}
 }
 
 // shed makes this thread one of a user without capabilities, which nothing that it
