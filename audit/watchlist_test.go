@@ -1,8 +1,6 @@
 package audit
 
 import (
-	"math/rand/v2"
-	"path"
 	"strings"
 	"testing"
 	"time"
@@ -67,65 +65,6 @@ func TestAMatchIsQuick(t *testing.T) {
 		}
 		if best > 50*time.Millisecond {
 			t.Errorf("%.20s… took %v", c.path, best)
-		}
-	}
-}
-
-// TestMatchIsThatOfAllTries: with every number of elements for each "**".
-func TestMatchIsThatOfAllTries(t *testing.T) {
-	var try func(p pattern, e []string) bool
-	try = func(p pattern, e []string) bool {
-		switch {
-		case len(p) == 0:
-			return len(e) == 0
-		case p[0].kind != deep:
-			return len(e) > 0 && p[0].match(e[0]) && try(p[1:], e[1:])
-		case len(p) == 1:
-			return len(e) > 0
-		}
-		for k := range len(e) + 1 {
-			if try(p[1:], e[k:]) {
-				return true
-			}
-		}
-		return false
-	}
-	rnd := rand.New(rand.NewPCG(1, 2))
-	random := func(most int, of ...string) (list []string) {
-		for range 1 + rnd.IntN(most) {
-			list = append(list, of[rnd.IntN(len(of))])
-		}
-		return list
-	}
-	fit := 0
-	for range 100_000 {
-		texts, e := random(5, "a", "b", "*", "a*", "**"), random(7, "a", "b", "ab")
-		var p pattern
-		for _, x := range texts {
-			p = append(p, newElement(x))
-		}
-		want := try(p, e)
-		if got := match(p, e); got != want {
-			t.Fatalf("%q in %q: %v", e, texts, got)
-		}
-		if want {
-			fit++
-		}
-	}
-	if fit < 10_000 || fit > 90_000 {
-		t.Errorf("%d of all fit: nothing is learned", fit)
-	}
-}
-
-// TestElementsMatchAsPathsDo: what is read once says the same as path.Match.
-func TestElementsMatchAsPathsDo(t *testing.T) {
-	for _, p := range []string{"a", "a*", "*a", "*", "a*b", "?", "[ab]", "[^a]x", "\\*", "\\a", "a\\*", "*a*", "**a", "a**", "*[ab]"} {
-		for _, name := range []string{"a", "b", "ab", "aab", "*", "a*", "ba", "x", "ax", "bx", "\\", "\\a", "a\\b"} {
-			want, err := path.Match(p, name)
-			must(t, err)
-			if got := newElement(p).match(name); got != want {
-				t.Errorf("%s of %s: %t", p, name, got)
-			}
 		}
 	}
 }
