@@ -435,18 +435,8 @@ func lockFile(ctx context.Context, name string) (unlock func(), err error) {
 	if err != nil {
 		return nil, dsec.E(fault.Class(err, dsec.Internal), "lock", name, cause(err))
 	}
-	got := make(chan error, 1)
-	go func() { got <- linux.Flock(f, unix.LOCK_EX) }()
-	select {
-	case err := <-got:
-		if err != nil {
-			_ = f.Close()
-			return nil, dsec.E(dsec.Internal, "lock", name, err)
-		}
-		return func() { _ = f.Close() }, nil
-	case <-ctx.Done():
-		// flock(2) has no end of its own: it is given back when it comes.
-		go func() { <-got; _ = f.Close() }()
-		return nil, dsec.E(dsec.ClassOf(ctx.Err()), "lock", name, ctx.Err())
+	if err := linux.FlockContext(ctx, f); err != nil {
+		return nil, dsec.E(dsec.ClassOf(err), "lock", name, err)
 	}
+	return func() { _ = f.Close() }, nil
 }
