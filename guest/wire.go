@@ -178,6 +178,7 @@ type Network struct {
 	Address string `json:"address"` // IPv4 "10.0.0.2/30"
 	Gateway string `json:"gateway,omitempty"`
 	MTU     int    `json:"mtu,omitempty"`
+	MAC     string `json:"mac,omitempty"` // "02:00:00:00:00:01"; "": as it is
 }
 
 // Mount makes the root of the sandbox, and the sandbox.
@@ -186,6 +187,15 @@ type Mount struct {
 	Overlay  Overlay      `json:"overlay"`
 	Defaults Defaults     `json:"defaults"`
 	Limits   Limits       `json:"limits"`
+	Dirs     []string     `json:"dirs,omitempty"`  // absolute in the sandbox, made where they are missing
+	Files    []NewFile    `json:"files,omitempty"` // put in place of what is there, before anything runs
+}
+
+// NewFile is a file of root's, of mode 0644.
+type NewFile struct {
+	Dir     string `json:"dir"` // absolute in the sandbox, made if it is missing
+	Name    string `json:"name"`
+	Content []byte `json:"content,omitempty"` // none: what is there is removed
 }
 
 // FileSystem is one mount below the agent's directory.

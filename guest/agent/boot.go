@@ -25,7 +25,7 @@ import (
 const (
 	self    = "/proc/self/exe"
 	ourDir  = "/run/dsec"
-	modules = "/lib/dsec/modules" // one path in each line, in the order in which they are loaded
+	modules = "/modules.order" // one path in each line, from the root, in the order in which they are loaded
 
 	// channelVariable names the channel, "fd:N"; the kernel hands it on from its
 	// command line. Without it, it is the first virtio port.
@@ -144,7 +144,7 @@ func loadModules() error {
 		if path == "" {
 			continue
 		}
-		f, err := os.Open(path)
+		f, err := os.Open(filepath.Join("/", path))
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/guest"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // flagsOf mount(2) by the name that an option has.
@@ -25,6 +26,10 @@ func (sb *sandbox) mountAll(undo *[]func()) (string, error) {
 		at, err := below(base, m.Target)
 		if err != nil {
 			return "", dsec.E(dsec.Invalid, "make sandbox", "mounts", err)
+		}
+		m, err := withSlots(m)
+		if err != nil {
+			return "", err
 		}
 		if err := mountOne(m, at); err != nil {
 			return "", dsec.E(classOf(err), "mount", m.Source, err)
@@ -76,12 +81,37 @@ func mountOne(m guest.FileSystem, at string) error {
 		}
 	}
 	if m.FSType != "bind" {
+		for _, name := range append([]string{m.Source}, m.Options...) {
+			if _, value, ok := strings.Cut(name, "="); ok {
+				name = value
+			}
+			if err := flush(name); err != nil {
+				return err
+			}
+		}
 		return unix.Mount(m.Source, at, m.FSType, flags, strings.Join(data, ","))
 	}
 	if err := unix.Mount(m.Source, at, "", unix.MS_BIND, ""); err != nil {
 		return err
 	}
 	return unix.Mount("", at, "", unix.MS_REMOUNT|unix.MS_BIND|flags, "")
+}
+
+// flush forgets what the kernel read of a block device before the machine was cloned: the
+// one behind it was another. Names that are no device's are passed over.
+func flush(name string) error {
+	if !strings.HasPrefix(name, "/dev/") {
+		return nil
+	}
+	f, err := os.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if _, err := unix.IoctlRetInt(int(f.Fd()), unix.BLKFLSBUF); err != nil && err != unix.ENOTTY {
+		return fmt.Errorf("flush %s: %w", name, err)
+	}
+	return nil
 }
 
 func overlayOptions(base string, o guest.Overlay) (string, error) {
@@ -118,13 +148,12 @@ func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, ":", `\:`, ",", `\,`).Replace(path)
 }
 
-const (
-	daxSample = 8 << 20 // bytes that are read to see where they come from
-	daxSlack  = 2 << 20 // that the page cache may grow meanwhile
-)
+// daxFiles is how many files of a mount are looked at.
+const daxFiles = 32
 
 // checkDAX refuses a mount whose data go through the page cache though they
-// must not: the kernel mounts such ones without a word.
+// must not: the kernel mounts such ones without a word. Whether a file's data do
+// is what the kernel decides file by file, and says.
 func checkDAX(m guest.FileSystem, at string) error {
 	switch m.DAX {
 	case "":
@@ -133,55 +162,76 @@ func checkDAX(m guest.FileSystem, at string) error {
 	default:
 		return dsec.Errorf(dsec.Invalid, "mount", m.Source, "dax %s is neither required nor empty", dsec.Quote(m.DAX))
 	}
-	before := meminfo("Cached:")
-	read, err := readSome(at, daxSample)
+	seen := 0
+	err := filepath.WalkDir(at, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		var st unix.Statx_t
+		if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_SIZE, &st); err != nil {
+			return &os.PathError{Op: "statx", Path: path, Err: err}
+		}
+		if st.Size == 0 {
+			return nil
+		}
+		if st.Attributes&unix.STATX_ATTR_DAX == 0 {
+			return fmt.Errorf("%w: %s", errNotDAX, strings.TrimPrefix(path, at))
+		}
+		if seen++; seen == daxFiles {
+			return fs.SkipAll
+		}
+		return nil
+	})
 	if err != nil {
-		return dsec.E(dsec.Internal, "read", m.Source, err)
-	}
-	grown := (meminfo("Cached:") - before) << 10
-	if read < 2*daxSlack {
-		return dsec.Errorf(dsec.Unsupported, "mount", m.Source, "dax is required and %d bytes are too few to see whether it is so", read)
-	}
-	if grown > read/2 {
-		return dsec.Errorf(dsec.Unsupported, "mount", m.Source, "dax is required, and reading %d bytes made the page cache grow by %d", read, grown)
+		class := dsec.Internal
+		if errors.Is(err, errNotDAX) {
+			class = dsec.Unsupported
+		}
+		return dsec.E(class, "mount", m.Source, err)
 	}
 	return nil
 }
 
-// meminfo is a line of /proc/meminfo, in KiB.
-func meminfo(name string) (n int64) {
-	b, err := os.ReadFile("/proc/meminfo")
+var errNotDAX = errors.New("dax is required, and the page cache has the data of a file")
+
+// furnishRoot makes directories and files of a root in which nothing runs yet.
+func furnishRoot(root string, m guest.Mount) error {
+	dir, err := os.Open(root)
 	if err != nil {
-		return 0
+		return dsec.E(dsec.Internal, "open", "root of sandbox", err)
 	}
-	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, name); ok {
-			_, _ = fmt.Sscanf(strings.TrimSpace(rest), "%d kB", &n) // 0 if it is no number
+	defer func() { _ = dir.Close() }()
+	for _, name := range m.Dirs {
+		d, err := linux.MakeDirs(dir, name, 0, 0)
+		if err != nil {
+			return furnishError("make", dsec.Quote(name), err)
+		}
+		_ = d.Close()
+	}
+	for _, f := range m.Files {
+		at, err := linux.MakeDirs(dir, f.Dir, 0, 0)
+		if err != nil {
+			return furnishError("make", dsec.Quote(f.Dir), err)
+		}
+		err = linux.ReplaceFile(at, f.Name, f.Content, 0, 0)
+		_ = at.Close()
+		if err != nil {
+			return furnishError("write", dsec.Quote(filepath.Join(f.Dir, f.Name)), err)
 		}
 	}
-	return n
+	return nil
 }
 
-// readSome reads up to n bytes of the files below a directory.
-func readSome(dir string, n int64) (read int64, err error) {
-	buf := make([]byte, 256<<10)
-	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return err
-		}
-		f, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = f.Close() }()
-		for read < n {
-			got, err := f.Read(buf)
-			read += int64(got)
-			if err != nil || got == 0 {
-				return nil // the next file
-			}
-		}
-		return fs.SkipAll
-	})
-	return read, err
+// furnishError tells a full disk from a root that is not what it should be.
+func furnishError(op, object string, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return dsec.E(dsec.NoSpace, op, object, err)
+	case errors.Is(err, unix.EISDIR):
+		return dsec.E(dsec.IsADirectory, op, object, err)
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOENT),
+		errors.Is(err, unix.ENAMETOOLONG): // EEXIST: a link that leads nowhere
+		return dsec.E(dsec.NotADirectory, op, object, err)
+	}
+	return dsec.E(dsec.Internal, op, object, err)
 }

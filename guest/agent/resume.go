@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"regexp"
@@ -215,14 +216,20 @@ type route struct {
 	gateway     [16]byte
 	mask        [16]byte
 	flags       uint16
-	_           [2 + 4 + 8 + 8 + 2 + 6]byte
-	_           [4]uint64
+	_           int16
+	_           [2]uint64
+	metric      int16
+	device      *byte
+	_           [3]uint64
 }
 
 func setNetwork(n guest.Network) error {
 	address, err := netip.ParsePrefix(n.Address)
 	if err != nil || !address.Addr().Is4() || address.Bits() < 1 || n.Link == "" || len(n.Link) >= unix.IFNAMSIZ || n.MTU < 0 || n.MTU > 65535 {
 		return dsec.Errorf(dsec.Invalid, "set up network", dsec.Quote(n.Link), "address %s, MTU %d", dsec.Quote(n.Address), n.MTU)
+	}
+	if err := setMAC(n.Link, n.MAC); err != nil {
+		return err
 	}
 	if err := linkUp(n.Link, address, n.MTU); err != nil {
 		return err
@@ -234,17 +241,59 @@ func setNetwork(n guest.Network) error {
 	if err != nil || !gateway.Is4() {
 		return dsec.Errorf(dsec.Invalid, "set up network", dsec.Quote(n.Link), "gateway %s", dsec.Quote(n.Gateway))
 	}
+	if !address.Contains(gateway) { // it is a neighbour all the same
+		if err := addRoute(route{flags: unix.RTF_UP | unix.RTF_HOST}, gateway, netip.IPv4Unspecified(), n.Link); err != nil {
+			return err
+		}
+	}
+	return addRoute(route{flags: unix.RTF_UP | unix.RTF_GATEWAY}, netip.IPv4Unspecified(), gateway, n.Link)
+}
+
+// addRoute adds a route to one address, or to all, by a link.
+func addRoute(r route, to, via netip.Addr, link string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return os.NewSyscallError("socket", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	r := route{flags: unix.RTF_UP | unix.RTF_GATEWAY}
-	putIPv4(r.destination[:], netip.IPv4Unspecified())
-	putIPv4(r.mask[:], netip.IPv4Unspecified())
-	putIPv4(r.gateway[:], gateway)
+	name, err := unix.BytePtrFromString(link)
+	if err != nil {
+		return err
+	}
+	putIPv4(r.destination[:], to)
+	putIPv4(r.gateway[:], via)
+	mask := netip.IPv4Unspecified()
+	if r.flags&unix.RTF_HOST != 0 {
+		mask = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	}
+	putIPv4(r.mask[:], mask)
+	r.device = name
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCADDRT, uintptr(unsafe.Pointer(&r))); errno != 0 && errno != unix.EEXIST {
 		return fmt.Errorf("add route: %w", errno)
+	}
+	return nil
+}
+
+// setMAC gives a link, which is down or goes down for it, an address.
+func setMAC(link, mac string) error {
+	if mac == "" {
+		return nil
+	}
+	a, err := net.ParseMAC(mac)
+	if err != nil || len(a) != 6 || a[0]&1 != 0 {
+		return dsec.Errorf(dsec.Invalid, "set up network", dsec.Quote(link), "MAC %s", dsec.Quote(mac))
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var r interfaceRequest
+	copy(r.name[:unix.IFNAMSIZ-1], link)
+	binary.NativeEndian.PutUint16(r.data[:], unix.ARPHRD_ETHER)
+	copy(r.data[2:], a)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCSIFHWADDR, uintptr(unsafe.Pointer(&r))); errno != 0 {
+		return fmt.Errorf("MAC of %s: %w", link, errno)
 	}
 	return nil
 }

@@ -107,6 +107,9 @@ func (sb *sandbox) make(ctx context.Context, told guest.Resume, undo *[]func()) 
 	if err != nil {
 		return err
 	}
+	if err := furnishRoot(root, sb.spec); err != nil {
+		return err
+	}
 	if err := sb.makeSpool(undo); err != nil {
 		return err
 	}

@@ -22,13 +22,24 @@ var errNotBuilt = errors.New("not embedded in this binary: build with make")
 // Hold returns a sealed memfd with the dsec-hold of this architecture.
 func Hold() (*os.File, error) {
 	name := "dsec-hold-" + runtime.GOARCH
-	b, err := fs.ReadFile(bin, "bin/"+name)
+	b, err := read(name)
 	if err != nil {
-		return nil, dsec.E(dsec.Unsupported, "open embedded binary", name, errNotBuilt)
+		return nil, err
 	}
 	f, err := linux.SealedFile("dsec-hold", b)
 	if err != nil {
 		return nil, dsec.E(dsec.Internal, "open embedded binary", name, err)
 	}
 	return f, nil
+}
+
+// Guest is the dsec-guest of this architecture, which virtual machines begin with.
+func Guest() ([]byte, error) { return read("dsec-guest-" + runtime.GOARCH) }
+
+func read(name string) ([]byte, error) {
+	b, err := fs.ReadFile(bin, "bin/"+name)
+	if err != nil {
+		return nil, dsec.E(dsec.Unsupported, "open embedded binary", name, errNotBuilt)
+	}
+	return b, nil
 }

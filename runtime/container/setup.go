@@ -25,8 +25,8 @@ func inRoot(root *os.File, name string, flags int) (*os.File, error) {
 // directory, while the root is still nobody's.
 func (b *build) setup(context.Context) error {
 	spec, image := b.rec.Request.Spec, b.rec.Request.Layers.Config
-	own := owner{int(b.rec.UID), int(b.rec.UID)}
-	etc, err := makeDirs(b.root, "/etc", own)
+	own := int(b.rec.UID)
+	etc, err := linux.MakeDirs(b.root, "/etc", own, own)
 	if err != nil {
 		return diskError("make", "/etc", err)
 	}
@@ -36,7 +36,7 @@ func (b *build) setup(context.Context) error {
 		name    string
 		content []byte
 	}{{"hosts", b.lease.Hosts(name)}, {"hostname", []byte(name + "\n")}, {"resolv.conf", b.lease.ResolvConf()}} {
-		if err := replaceFile(etc, f.name, f.content, own); err != nil {
+		if err := linux.ReplaceFile(etc, f.name, f.content, own, own); err != nil {
 			return diskError("write", "/etc/"+f.name, err)
 		}
 	}
@@ -44,7 +44,7 @@ func (b *build) setup(context.Context) error {
 		if dir == "/" {
 			continue
 		}
-		d, err := makeDirs(b.root, dir, own)
+		d, err := linux.MakeDirs(b.root, dir, own, own)
 		if err != nil {
 			return diskError("make working directory", dsec.Quote(dir), err)
 		}
@@ -65,57 +65,6 @@ func diskError(op, object string, err error) error {
 		return dsec.E(dsec.NotADirectory, op, object, err)
 	}
 	return dsec.E(dsec.Internal, op, object, err)
-}
-
-type owner struct{ uid, gid int }
-
-// makeDirs opens a directory, links followed inside the root, and makes what
-// of it is missing.
-func makeDirs(root *os.File, name string, own owner) (*os.File, error) {
-	const flags = unix.O_RDONLY | unix.O_DIRECTORY
-	d, err := inRoot(root, name, flags)
-	if err == nil || !errors.Is(err, unix.ENOENT) {
-		return d, err
-	}
-	parent, last := path.Split(path.Clean(name))
-	if last == "" || last == ".." {
-		return nil, err
-	}
-	p, err := makeDirs(root, parent, own)
-	if err != nil {
-		return nil, err
-	}
-	defer p.Close()
-	if err := unix.Mkdirat(int(p.Fd()), last, 0o755); err != nil {
-		return nil, &os.PathError{Op: "mkdir", Path: name, Err: err} // EEXIST: a dangling link
-	}
-	if err := unix.Fchownat(int(p.Fd()), last, own.uid, own.gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return nil, &os.PathError{Op: "chown", Path: name, Err: err}
-	}
-	return linux.OpenBeneath(p, last, flags)
-}
-
-// replaceFile puts a new file in place of whatever is there, a link included.
-// Where nothing is and nothing is to be said, nothing is made.
-func replaceFile(dir *os.File, name string, content []byte, own owner) error {
-	fd := int(dir.Fd())
-	err := unix.Unlinkat(fd, name, 0)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	if err != nil && len(content) == 0 {
-		return nil
-	}
-	n, err := unix.Openat(fd, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o644)
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(n), name)
-	defer f.Close()
-	if _, err := f.Write(content); err != nil {
-		return err
-	}
-	return f.Chown(own.uid, own.gid)
 }
 
 // localeOf is the UTF-8 locale that the image has, if any.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the forker, then dsec-hold with it inside, for both architectures, to
+# Builds the forker, then dsec-hold with it inside, for both architectures, and the agent of guests, to
 # where the Go packages embed them from. The other architecture's is left out,
 # with a notice, if its compiler is not installed.
 set -eu
@@ -26,4 +26,10 @@ for arch in amd64 arm64; do
 	hold=$root/internal/embedded/bin/dsec-hold-$arch
 	(cd "$root" && CGO_ENABLED=0 GOARCH=$arch go build -trimpath -ldflags "-s -w" -o "$hold.$$" ./cmd/dsec-hold)
 	mv "$hold.$$" "$hold"
+	# Virtual machines are of this machine's architecture, and only one that QEMU is driven for.
+	guest=$root/internal/embedded/bin/dsec-guest-$arch
+	if [ "$arch" = "$host" ]; then
+		(cd "$root" && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$guest.$$" ./cmd/dsec-guest)
+		mv "$guest.$$" "$guest"
+	fi
 done

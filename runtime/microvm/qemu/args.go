@@ -74,8 +74,10 @@ func (l line) args() []string {
 		"-device", "virtserialport,chardev=agent,name=agent")
 	if s.Disk > 0 {
 		a = append(a, "-add-fd", fmt.Sprintf("fd=%d,set=1", l.disk),
-			"-blockdev", "driver=raw,node-name=disk,discard=unmap,file.driver=file,file.filename=/dev/fdset/1,file.discard=unmap",
-			"-device", "virtio-blk-pci,id=disk0,drive=disk")
+			// What a guest wants to be safe from a loss of power is not kept that long anyway.
+			"-blockdev", "driver=raw,node-name=disk,discard=unmap,cache.no-flush=on,file.driver=file,file.filename=/dev/fdset/1,file.discard=unmap",
+			// A host without room is an error to the guest, and no reason to stop it.
+			"-device", "virtio-blk-pci,id=disk0,drive=disk,werror=report,rerror=report")
 	}
 	if s.NIC {
 		// Without a cable it is a connection that has ended. (A guest with a hub

@@ -31,7 +31,8 @@ type machine struct {
 	free  func() // gives back its user, and what is kept of it
 	done  chan struct{}
 
-	adopted *owned // not started by this process, which may have missed something
+	rec     *owned // of a machine with a name
+	adopted bool   // not started by this process, which may have missed something
 
 	op sync.Mutex // one change of the machine's state at a time
 
@@ -110,7 +111,7 @@ func (m *machine) watch(heard <-chan struct{}) {
 		m.err = dsec.E(dsec.ClassOf(broken), "run", "virtual machine", broken)
 	case m.off != "":
 		m.err = dsec.Errorf(dsec.SandboxGone, "run", "virtual machine", "it ended itself (%s); %s", dsec.Quote(m.off), m.said)
-	case m.adopted != nil && status == nil:
+	case m.adopted && status == nil:
 		m.err = dsec.Errorf(dsec.SandboxGone, "run", "virtual machine", "it was stopped or ended itself while nobody owned it; %s", m.said)
 	default:
 		m.err = dsec.Errorf(dsec.Unavailable, "run", "virtual machine", "QEMU ended: %s; %s", statusText(status), m.said)
@@ -121,11 +122,27 @@ func (m *machine) watch(heard <-chan struct{}) {
 	close(m.done)
 }
 
-// leave gives up an adopted machine, which goes on: another process may take it over, or
+// Leave implements vmm.Adopter.
+func (d *Driver) Leave(m vmm.VM) {
+	if m := m.(*machine); m.rec != nil && !isClosed(m.done) {
+		m.leave()
+	}
+}
+
+func isClosed(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
+
+// leave gives up a machine with a name, which goes on: another process may take it over, or
 // this one again.
 func (m *machine) leave() {
 	m.mu.Lock()
-	m.free, m.asked = m.adopted.release, true
+	m.free, m.asked = m.rec.release, true
 	m.mu.Unlock()
 	m.proc.(keptProcess).leave()
 	_ = m.mon.conn.Close()

@@ -173,7 +173,7 @@ func (m *machine) settle(ctx context.Context, ready vmm.Ready, limit time.Durati
 	if own := m.Err(); own != nil {
 		return dsec.E(dsec.Unavailable, op, "virtual machine", own)
 	}
-	return dsec.E(dsec.ClassOf(err), op, "virtual machine", err)
+	return dsec.Errorf(dsec.ClassOf(err), op, "virtual machine", "%w; %s", err, m.said)
 }
 
 // writeTo makes a file that nobody is to write again.

@@ -163,6 +163,11 @@ type Adopter interface {
 	// died is waited for. One that ended in the meantime, or had not begun, is SandboxGone with the
 	// reason; nothing of it is left then, and from then on its name is NotFound.
 	Adopt(ctx context.Context, name string) (VM, error)
+
+	// Leave gives up a machine with a name, which goes on as it is: another process may adopt
+	// it, or this one again. Its Done is closed, and its Err nil. Nobody else may use it at that
+	// time, and of one that has ended it does nothing.
+	Leave(VM)
 }
 
 // Waiting is a clone that has not begun: a process, with the files of its devices. The

@@ -1,0 +1,369 @@
+package microvm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/confine"
+	"github.com/opendsec/dsec/guest"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/netpolicy"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/microvm/vmm"
+)
+
+// build is a sandbox on its way to running.
+type build struct {
+	r   *Runtime
+	sb  *sandbox
+	rec *record
+
+	machinery Machinery
+	shape     vmm.Shape
+	files     []string // of slots
+	tap       *os.File
+}
+
+func (b *build) close() {
+	if b.tap != nil {
+		_ = b.tap.Close()
+	}
+}
+
+// Create builds a sandbox and has it running.
+func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step, error) {
+	const op = "create sandbox"
+	if err := r.check(op, &req); err != nil {
+		return nil, err
+	}
+	sb := r.reserve(req.ID)
+	if err := sb.lock(ctx, op); err != nil {
+		return nil, err
+	}
+	defer sb.unlock()
+	if !r.current(sb) { // destroyed while we waited
+		return nil, dsec.Errorf(dsec.Conflict, op, string(req.ID), "destroyed by another call")
+	}
+	if rec := sb.record(); rec != nil {
+		return nil, sameRequest(op, rec.Request, req)
+	}
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	case <-ctx.Done():
+		r.forget(sb)
+		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(req.ID), context.Cause(ctx))
+	}
+	b := &build{r: r, sb: sb, rec: &record{Request: req, Begun: time.Now().UTC(), Starts: 1, MachineID: newMachineID()}}
+	defer b.close()
+	sb.beginMaking()
+	steps := append([]lifecycle.Step{b.state(), b.newDisk()}, b.begin()...)
+	took, err := lifecycle.Run(ctx, "microvm.create", steps...)
+	if err != nil {
+		r.forget(sb)
+		return took, wrap(op, req.ID, err)
+	}
+	return took, nil
+}
+
+// check refuses what can never work here.
+func (r *Runtime) check(op string, req *runtime.Request) error {
+	if _, _, err := dsec.ParseSandboxID(string(req.ID)); err != nil {
+		return err
+	}
+	if len(req.Layers.Layers) == 0 {
+		return dsec.Errorf(dsec.Invalid, op, string(req.ID), "no layers")
+	}
+	profile, err := confine.ParseProfile(req.Spec.Profile)
+	if err != nil {
+		return dsec.E(dsec.Invalid, op, string(req.ID), err)
+	}
+	if more := capsOf(profile) & guest.Withheld; more != 0 {
+		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "the profile %s has capabilities %#x that tier %s does not give", profile, more, dsec.TierMicroVM)
+	}
+	switch {
+	case len(req.Spec.Phases) > 0:
+		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "tier %s has no phases", dsec.TierMicroVM)
+	case len(req.Spec.Mounts) > 0:
+		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "tier %s shows no host directories", dsec.TierMicroVM)
+	case req.Spec.HasLink() && r.cfg.Network == nil:
+		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "this node has no network for sandboxes")
+	}
+	return nil
+}
+
+func sameRequest(op string, was, now runtime.Request) error {
+	a, err := (&record{Request: was}).encode()
+	if err != nil {
+		return dsec.E(dsec.Internal, op, string(now.ID), err)
+	}
+	b, err := (&record{Request: now}).encode()
+	if err != nil {
+		return dsec.E(dsec.Internal, op, string(now.ID), err)
+	}
+	if !bytes.Equal(a, b) {
+		return dsec.Errorf(dsec.Conflict, op, string(now.ID), "it exists and was asked for differently")
+	}
+	return nil
+}
+
+// state writes down what was asked for, before anything else exists.
+func (b *build) state() lifecycle.Step {
+	return lifecycle.Step{Name: "state", Do: func(context.Context) error {
+		dir := b.r.dir(b.sb.id)
+		err := os.Mkdir(dir, 0o700)
+		if err == nil {
+			err = writeRecord(dir, b.rec)
+		}
+		if err != nil {
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), errors.Join(err, os.RemoveAll(dir)))
+		}
+		b.setRecord(b.rec)
+		return nil
+	}, Undo: func(context.Context) error { return b.r.removeState(b.sb.id) }}
+}
+
+func (b *build) setRecord(rec *record) {
+	b.sb.mu.Lock()
+	defer b.sb.mu.Unlock()
+	b.sb.rec = rec
+}
+
+func (r *Runtime) removeState(id dsec.SandboxID) error {
+	if err := os.RemoveAll(r.dir(id)); err != nil {
+		return dsec.E(dsec.Internal, "remove state of sandbox", string(id), err)
+	}
+	return nil
+}
+
+func shared(id dsec.SandboxID) string { return Prefix + string(id) }
+
+func (b *build) newDisk() lifecycle.Step {
+	name := shared(b.sb.id)
+	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) error {
+		if diskSize(b.rec.Request.Spec.Limits.Disk) == 0 {
+			_, err := b.r.shapeOf(Machinery{}, b.rec.Request.Spec, nil) // says so
+			return err
+		}
+		return b.r.makeDisk(ctx, name, b.rec.Request.Spec.Limits.Disk)
+	}, Undo: func(ctx context.Context) error { return b.r.disks.Remove(ctx, name) }}
+}
+
+// begin are the steps that creation and start have in common: from a disk to a running sandbox.
+func (b *build) begin() []lifecycle.Step {
+	return []lifecycle.Step{
+		{Name: "kernel", Do: func(ctx context.Context) (err error) {
+			b.machinery, err = b.r.open(ctx)
+			return err
+		}},
+		{Name: "layers", Do: b.layers},
+		{Name: "cgroup", Do: func(context.Context) error { return b.cgroup(shared(b.sb.id)) },
+			Undo: func(ctx context.Context) error { return b.r.groups.Remove(ctx, shared(b.sb.id)) }},
+		{Name: "network", Do: b.network, Undo: func(ctx context.Context) error { return b.r.hold.Drop(ctx, netName(b.sb.id)) }},
+		{Name: "machine", Do: b.machine, Undo: b.sb.endMachine},
+		{Name: "resume", Do: func(ctx context.Context) error { return b.r.begin(ctx, b.sb, b.rec) }},
+		{Name: "root", Do: b.mount},
+		{Name: "main", Do: b.main},
+	}
+}
+
+func (b *build) layers(ctx context.Context) (err error) {
+	b.shape, b.files, err = b.r.prepareLayers(ctx, b.machinery, b.rec.Request)
+	return err
+}
+
+// prepareLayers has the layers of a sandbox whole and as long as their slots.
+func (r *Runtime) prepareLayers(ctx context.Context, m Machinery, req runtime.Request) (vmm.Shape, []string, error) {
+	layers := req.Layers.Layers
+	shape, err := r.shapeOf(m, req.Spec, layers)
+	if err != nil {
+		return shape, nil, err
+	}
+	for _, l := range layers {
+		if err := r.fill(ctx, l); err != nil {
+			return shape, nil, err
+		}
+	}
+	files, err := slotFiles(layers)
+	return shape, files, err
+}
+
+func (r *Runtime) fill(ctx context.Context, l layer.Local) error {
+	if r.cfg.Fill != nil {
+		return r.cfg.Fill(ctx, l)
+	}
+	whole, err := l.Whole()
+	if err == nil && !whole {
+		err = dsec.Errorf(dsec.Unavailable, "map layer", string(l.Digest), "its data are not all on this machine")
+	}
+	return err
+}
+
+// groupLimits are what the monitor of a sandbox's machine may use.
+func groupLimits(l dsec.Limits, memory int64) cgroup.Limits {
+	return cgroup.Limits{CPU: l.CPU, Weight: l.CPUWeight, Memory: memory + hostOwn, Pids: hostPids}
+}
+
+func (b *build) cgroup(name string) error {
+	g, err := b.r.groups.Create(name, groupLimits(b.rec.Request.Spec.Limits, b.shape.Memory))
+	if err != nil {
+		return err
+	}
+	b.sb.mu.Lock()
+	b.sb.group = g
+	b.sb.mu.Unlock()
+	return nil
+}
+
+func (b *build) network(ctx context.Context) (err error) {
+	b.rec.Lease = nil
+	// One that was made without a network has none, whatever its policy became.
+	if !b.rec.Request.Spec.HasLink() {
+		return nil
+	}
+	b.tap, b.rec.Lease, err = b.r.connectNet(ctx, b.sb, b.rec)
+	if err == nil {
+		err = writeRecord(b.r.dir(b.sb.id), b.rec) // the next process tells the guest of it
+	}
+	return err
+}
+
+func (b *build) machine(ctx context.Context) error {
+	m, err := b.r.clone(ctx, b.machinery, b.shape, cloneOf{name: string(b.sb.id), disk: shared(b.sb.id), files: b.files, tap: b.tap})
+	if err != nil {
+		return err
+	}
+	b.sb.mu.Lock()
+	b.sb.machine = m
+	b.sb.mu.Unlock()
+	return nil
+}
+
+// cloneOf is what one machine is given.
+type cloneOf struct {
+	name  string
+	disk  string // in the pool
+	files []string
+	tap   *os.File
+}
+
+// clone starts a machine with a name from the template of its shape.
+func (r *Runtime) clone(ctx context.Context, m Machinery, s vmm.Shape, of cloneOf) (vmm.VM, error) {
+	dir, err := r.disks.Open(ctx, of.disk)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	t, err := m.VMM.BuildTemplate(ctx, s, ready)
+	if err != nil {
+		return nil, err
+	}
+	return m.VMM.Clone(ctx, t, vmm.Devices{Name: of.name, Pmem: of.files, Disk: diskPath(dir), Tap: of.tap})
+}
+
+func (b *build) mount(ctx context.Context) error {
+	c, err := b.r.session(ctx, b.sb)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, mountTime)
+	defer cancel()
+	m := mountOf(b.rec)
+	var l netpolicy.Lease
+	if b.rec.Lease != nil {
+		l = b.rec.Lease.Lease
+	}
+	name := hostname(b.sb.id, b.rec.Request.Spec)
+	for file, content := range map[string][]byte{"hosts": l.Hosts(name), "hostname": []byte(name + "\n"), "resolv.conf": l.ResolvConf()} {
+		m.Files = append(m.Files, guest.NewFile{Dir: "/etc", Name: file, Content: content})
+	}
+	for _, dir := range []string{path.Join("/", b.rec.Request.Layers.Config.Workdir), first(b.rec.Request.Spec.Workdir, "/")} {
+		if dir != "/" {
+			m.Dirs = append(m.Dirs, dir)
+		}
+	}
+	return c.Mount(ctx, m)
+}
+
+// mountOf is the root of a sandbox, as its guest is told to make it.
+func mountOf(rec *record) guest.Mount {
+	var m guest.Mount
+	slot := 0
+	for i, l := range rec.Request.Layers.Layers {
+		fs := guest.FileSystem{FSType: "erofs", Source: fmt.Sprintf("slot:%d", slot), Target: fmt.Sprintf("layer%d", i),
+			Options: []string{"ro", "noatime", "dax=always"}, DAX: "required"}
+		slot++
+		if l.DataSize > 0 {
+			fs.Options = append(fs.Options, fmt.Sprintf("device=slot:%d", slot))
+			slot++
+		}
+		m.Mounts = append(m.Mounts, fs)
+		m.Overlay.Lowers = append(m.Overlay.Lowers, fs.Target)
+	}
+	slices.Reverse(m.Overlay.Lowers)
+	m.Mounts = append(m.Mounts, guest.FileSystem{FSType: "ext4", Source: "/dev/vda", Target: "disk", Options: []string{"noatime", "discard"}})
+	m.Overlay.Upper, m.Overlay.Work = "disk/upper", "disk/work"
+	spec, image := rec.Request.Spec, rec.Request.Layers.Config
+	env := slices.Clone(image.Env)
+	for k, v := range netpolicy.MirrorEnvironment(rec.policy()) {
+		env = append(env, k+"="+v)
+	}
+	m.Defaults = guest.Defaults{User: first(spec.User, image.User), Cwd: first(spec.Workdir, path.Join("/", image.Workdir)), ImageEnv: env, Env: spec.Env}
+	m.Limits = guest.Limits{Memory: spec.Limits.Memory, Pids: spec.Limits.Pids, Spool: spoolSize(spec.Limits)}
+	return m
+}
+
+func first(s ...string) string {
+	for _, v := range s {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+const mainID = "main"
+
+// mainProcess is what the sandbox runs: the image's entry point, if it has one, with what the
+// caller asked for.
+func mainProcess(req runtime.Request) process.Spec {
+	return process.Spec{ID: mainID, Main: true, Argv: slices.Concat(req.Layers.Config.Entrypoint, req.Spec.Command)}
+}
+
+func (b *build) main(ctx context.Context) error {
+	if len(b.rec.Request.Spec.Command) > 0 {
+		if _, err := b.r.start(ctx, b.sb, mainProcess(b.rec.Request)); err != nil {
+			return err
+		}
+	}
+	rec := *b.rec
+	rec.Ready = rec.Starts
+	if err := writeRecord(b.r.dir(b.sb.id), &rec); err != nil {
+		return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
+	}
+	b.r.isRunning(b.sb, &rec)
+	return nil
+}
+
+// isRunning marks a sandbox so, and watches it.
+func (r *Runtime) isRunning(sb *sandbox, rec *record) {
+	sb.mu.Lock()
+	early := sb.early
+	sb.rec, sb.phase, sb.exit, sb.early = rec, running, nil, nil
+	m := sb.machine
+	sb.mu.Unlock()
+	r.watch(sb, m)
+	if early != nil {
+		r.end(sb, *early)
+	}
+}

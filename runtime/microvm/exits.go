@@ -1,0 +1,260 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/guest"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/internal/within"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/microvm/vmm"
+)
+
+// A guest whose sessions break is greeted again so often before its sandbox is given up.
+const (
+	mostBroken  = 3
+	brokenPause = 200 * time.Millisecond
+)
+
+// Exits tells of ends that nobody asked for.
+func (r *Runtime) Exits() <-chan runtime.Exit { return r.exits }
+
+// sendExits hands what is in unsent to the receiver.
+func (r *Runtime) sendExits() {
+	for {
+		r.mu.Lock()
+		next := &runtime.Exit{}
+		var to chan<- runtime.Exit // nil: nothing to send, and a nil channel is never ready
+		if len(r.unsent) > 0 {
+			next, to = r.unsent[0], r.exits
+		}
+		r.mu.Unlock()
+		select {
+		case to <- *next:
+			r.mu.Lock()
+			r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x == next })
+			r.mu.Unlock()
+		case <-r.wake: // it grew, or what is first was acknowledged
+		case <-r.life.Done():
+			return
+		}
+	}
+}
+
+// watch ends a sandbox with its machine, its PID 1 or its main command.
+func (r *Runtime) watch(sb *sandbox, m vmm.VM) {
+	r.tasks.Go(func() {
+		select {
+		case <-m.Done():
+			r.machineEnded(sb, m)
+		case <-r.life.Done():
+		}
+	})
+	r.tasks.Go(func() { r.attend(sb, m) })
+}
+
+// owns reports whether a machine is still the one of a sandbox that runs.
+func (sb *sandbox) owns(m vmm.VM) bool {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	return sb.machine == m && sb.phase == running && !sb.stopping
+}
+
+// attend asks the guest to tell of its end, by session after session.
+func (r *Runtime) attend(sb *sandbox, m vmm.VM) {
+	for broken := 0; ; {
+		c, err := r.session(r.life, sb)
+		if err == nil {
+			r.watchCommands(sb, c)
+			var why string
+			if why, err = c.Ended(r.life); err == nil {
+				r.end(sb, r.initEnd(sb, c, why))
+				return
+			}
+		}
+		select {
+		case <-m.Done(): // which is told by who waits for that
+			return
+		default:
+		}
+		if r.life.Err() != nil || !sb.owns(m) {
+			return
+		}
+		r.log.Warn("a guest broke its session", "sandbox", sb.id, "err", err)
+		if broken++; broken > mostBroken {
+			r.end(sb, runtime.Exit{Cause: dsec.CauseAgentDamage, By: dsec.InducedBySelf, Evidence: []string{"the agent in its machine does not answer as it should: " + err.Error()}})
+			return
+		}
+		if within.Sleep(r.life, brokenPause) != nil {
+			return
+		}
+	}
+}
+
+// watchCommands watches those that an earlier process, or session, has begun.
+func (r *Runtime) watchCommands(sb *sandbox, c *guest.Client) {
+	ids, err := c.List(r.life)
+	if err != nil {
+		return // the session has ended
+	}
+	for _, id := range ids {
+		if p, err := c.Process(r.life, id); err == nil {
+			r.watchCommand(sb, p)
+		}
+	}
+}
+
+// watchCommand ends the sandbox if the command is its main process, or if a memory kill ends
+// it by its own wish.
+func (r *Runtime) watchCommand(sb *sandbox, p process.Process) {
+	rec := sb.record()
+	if rec == nil {
+		return
+	}
+	spec := rec.Request.Spec
+	isMain := p.Spec().ID == mainID && len(spec.Command) > 0
+	if !isMain && spec.OOM != dsec.OOMSandbox {
+		return
+	}
+	r.tasks.Go(func() {
+		res, err := p.Wait(r.life)
+		if err == nil && res.Status != process.Lost {
+			r.commandEnded(sb, p.Spec().ID, isMain, res)
+		}
+	})
+}
+
+func (r *Runtime) commandEnded(sb *sandbox, id string, isMain bool, res process.Result) {
+	x := runtime.Exit{By: dsec.InducedBySelf}
+	switch {
+	case res.OOM:
+		x.Cause, x.Evidence = dsec.CauseOOM, []string{fmt.Sprintf("command %s was killed by the memory limit", id),
+			fmt.Sprintf("limit %d bytes, peak %d bytes", res.OOMLimit, res.OOMPeak)}
+	case !isMain:
+		return
+	case res.Signal != 0:
+		x.Cause, x.Evidence = dsec.CauseAgentError, []string{fmt.Sprintf("the main process was ended by signal %d (%s)", res.Signal, syscall.Signal(res.Signal))}
+	default: // an exit code is what the command says, not how the sandbox fared
+		x.Cause, x.Evidence = dsec.CauseCompleted, []string{fmt.Sprintf("the main process exited with %d", res.ExitCode)}
+	}
+	r.end(sb, x)
+}
+
+// initEnd says why PID 1 of a sandbox is gone, which nothing inside can send a signal.
+func (r *Runtime) initEnd(sb *sandbox, c *guest.Client, why string) runtime.Exit {
+	ctx, cancel := context.WithTimeout(r.life, lifecycle.UndoLimit)
+	defer cancel()
+	if s, err := c.Stats(ctx); err == nil && s.OOMKills > 0 {
+		return runtime.Exit{Cause: dsec.CauseOOM, By: dsec.InducedBySelf, Evidence: []string{why,
+			fmt.Sprintf("limit %d bytes, %d processes killed by it", sb.record().Request.Spec.Limits.Memory, s.OOMKills)}}
+	}
+	return runtime.Exit{Cause: dsec.CauseAgentDamage, By: dsec.InducedBySelf, Evidence: []string{why}}
+}
+
+// machineEnded says why a machine is gone.
+func (r *Runtime) machineEnded(sb *sandbox, m vmm.VM) {
+	if r.life.Err() != nil || !sb.owns(m) && sb.getPhase() != making {
+		return
+	}
+	err := m.Err()
+	if err == nil {
+		err = errors.New("the machine was ended")
+	}
+	x := runtime.Exit{Cause: dsec.CauseUnknown, By: dsec.InducedByUnknown, Evidence: []string{err.Error()}}
+	sb.mu.Lock()
+	g := sb.group
+	sb.mu.Unlock()
+	var killed int64
+	if g != nil {
+		if s, err := g.Stats(); err == nil {
+			killed = s.OOMKills
+		}
+	}
+	switch {
+	case killed > 0:
+		x.Cause, x.By = dsec.CauseOOM, dsec.InducedBySelf
+		x.Evidence = append(x.Evidence, fmt.Sprintf("its virtual machine monitor was killed by the memory limit of %d bytes", g.Limits().Memory))
+	case r.holdIsGone():
+		x.Cause, x.By = dsec.CauseInfraNodeLost, dsec.InducedByPlatform
+		x.Evidence = append(x.Evidence, "the process that held the machine (dsec-hold) ended")
+	case errors.Is(err, dsec.SandboxGone.Err()):
+		// Its kernel stopped, which nothing but what ran in it can have done.
+		x.Cause, x.By = dsec.CauseAgentDamage, dsec.InducedBySelf
+	case strings.Contains(err.Error(), "signal"):
+		x.Evidence = append(x.Evidence, "not by the memory limit")
+	}
+	r.end(sb, x)
+}
+
+func (r *Runtime) holdIsGone() bool {
+	select {
+	case <-r.hold.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// end marks a running sandbox as ended, reports it, once, and has its machine ended. It returns
+// false if the sandbox did not run, or is being ended anyway. The end of one that is still being
+// made is kept until it is made.
+func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
+	x.ID = sb.id
+	sb.mu.Lock()
+	if sb.phase == making {
+		sb.early = &x
+		sb.mu.Unlock()
+		return true
+	}
+	if sb.phase != running || sb.stopping {
+		sb.mu.Unlock()
+		return false
+	}
+	sb.phase, sb.exit = ended, &x
+	sb.mu.Unlock()
+	r.mu.Lock()
+	r.unsent = append(r.unsent, &x)
+	r.mu.Unlock()
+	r.kick()
+	r.tasks.Go(func() { r.finish(sb) })
+	return true
+}
+
+// finish ends the machine of a sandbox that has ended, so that its disk is whole.
+func (r *Runtime) finish(sb *sandbox) {
+	ctx, cancel := context.WithTimeout(r.life, 2*lifecycle.UndoLimit)
+	defer cancel()
+	if sb.lock(ctx, "end machine of sandbox") != nil {
+		return // closed; the next process does it
+	}
+	defer sb.unlock()
+	if sb.getPhase() != ended {
+		return
+	}
+	if err := r.powerOff(ctx, sb, 0); err != nil && ctx.Err() == nil {
+		r.log.Warn("end the machine of a sandbox", "sandbox", sb.id, "err", err)
+	}
+}
+
+// acknowledge drops the report of a sandbox that was not received yet.
+func (r *Runtime) acknowledge(id dsec.SandboxID) {
+	r.mu.Lock()
+	r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x.ID == id })
+	r.mu.Unlock()
+	r.kick()
+}
+
+func (r *Runtime) kick() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,203 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/diskpool"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/netpolicy"
+	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/microvm/vmm"
+)
+
+// Prefix begins the names of what this tier has of things that it shares with others: disk
+// pool and control groups.
+const Prefix = "vm."
+
+// Machinery is what machines begin with.
+type Machinery struct {
+	VMM       vmm.VMM // a vmm.Adopter, too
+	Kernel    vmm.File
+	Initramfs vmm.File // whose init is dsec-guest
+	Release   string   // of the kernel
+}
+
+// Config of a Runtime. What it names is used, not owned: Close closes none of it.
+type Config struct {
+	Dir      string // state, one directory for each sandbox
+	Parallel int    // creations at a time; 0: 2 for each CPU
+	Hold     *hold.Client
+	Cgroups  *cgroup.Root
+	Disks    diskpool.Pool
+	Network  netpolicy.Network // nil: only network "none"
+	Log      *slog.Logger      // nil: the default one
+
+	// Open brings what machines begin with, when it is first needed, and again after an
+	// error: getting a kernel may take a while.
+	Open func(context.Context) (Machinery, error)
+	// Fill makes all data of a layer be on this machine, in files that nobody watches the
+	// reads of; nil: a layer that is not whole is Unavailable.
+	Fill func(context.Context, layer.Local) error
+}
+
+// Runtime is the tier of microVMs; see package runtime for what it promises.
+type Runtime struct {
+	cfg    Config
+	hold   *hold.Client
+	groups *cgroup.Root
+	disks  diskpool.Pool
+	log    *slog.Logger
+	slots  chan struct{} // one for each creation under way
+
+	exits chan runtime.Exit
+	life  context.Context
+	stop  context.CancelCauseFunc
+	tasks sync.WaitGroup
+
+	opening chan struct{} // held by who opens the machinery
+
+	mu        sync.Mutex
+	machinery *Machinery
+	caps      vmm.Caps
+	sandboxes map[dsec.SandboxID]*sandbox
+	unsent    []*runtime.Exit // waiting for the receiver of exits
+	wake      chan struct{}   // has an element when unsent changed
+}
+
+var errClosed = errors.New("the runtime is closed")
+
+var (
+	_ runtime.Runtime     = (*Runtime)(nil)
+	_ runtime.Execer      = (*Runtime)(nil)
+	_ runtime.Filer       = (*Runtime)(nil)
+	_ runtime.Pauser      = (*Runtime)(nil)
+	_ runtime.Resumer     = (*Runtime)(nil)
+	_ runtime.Dialer      = (*Runtime)(nil)
+	_ runtime.Networker   = (*Runtime)(nil)
+	_ runtime.DiskWatcher = (*Runtime)(nil)
+)
+
+// Open takes over the sandboxes of an earlier process, undoes what that had not finished
+// and removes what belongs to nobody.
+func Open(ctx context.Context, c Config) (*Runtime, error) {
+	if c.Parallel <= 0 {
+		c.Parallel = 2 * goruntime.NumCPU()
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, dsec.E(dsec.Internal, "open microvm runtime", c.Dir, err)
+	}
+	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, log: c.Log, slots: make(chan struct{}, c.Parallel),
+		exits: make(chan runtime.Exit), opening: make(chan struct{}, 1), sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
+	r.life, r.stop = context.WithCancelCause(context.WithoutCancel(ctx))
+	if err := r.adopt(ctx); err != nil {
+		r.stop(errClosed)
+		r.tasks.Wait()
+		r.letGo()
+		return nil, err
+	}
+	r.tasks.Go(r.sendExits)
+	return r, nil
+}
+
+// Close lets go of everything and ends no sandbox. The machines go on, and the next process
+// adopts them when this one has ended.
+func (r *Runtime) Close() error {
+	r.stop(errClosed)
+	r.letGo()
+	r.tasks.Wait()
+	return nil
+}
+
+func (r *Runtime) letGo() {
+	for _, sb := range r.all() {
+		sb.closeServices()
+		r.leave(sb)
+	}
+}
+
+func (r *Runtime) all() []*sandbox {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Values(r.sandboxes))
+}
+
+// Tier is "microvm".
+func (r *Runtime) Tier() dsec.Tier { return dsec.TierMicroVM }
+
+func (r *Runtime) dir(id dsec.SandboxID) string { return filepath.Join(r.cfg.Dir, string(id)) }
+
+// probeShape is of the machine in which KVM is tried.
+func probeShape(m Machinery) vmm.Shape {
+	return vmm.Shape{Kernel: m.Kernel, Initramfs: m.Initramfs, CPUs: 1, Memory: 192 << 20}
+}
+
+// open returns what machines begin with.
+func (r *Runtime) open(ctx context.Context) (Machinery, error) {
+	const op = "open virtual machines"
+	select {
+	case r.opening <- struct{}{}:
+		defer func() { <-r.opening }()
+	case <-ctx.Done():
+		return Machinery{}, dsec.E(dsec.ClassOf(ctx.Err()), op, "", context.Cause(ctx))
+	}
+	r.mu.Lock()
+	have := r.machinery
+	r.mu.Unlock()
+	if have != nil {
+		return *have, nil
+	}
+	m, err := r.cfg.Open(ctx)
+	if err != nil {
+		return m, err
+	}
+	caps, err := m.VMM.Probe(ctx, probeShape(m), ready)
+	if err != nil {
+		return m, err
+	}
+	r.log.Info("virtual machines", "monitor", caps.Version, "kernel", m.Release, "accelerator", caps.Accel, "why", caps.NoKVM)
+	r.mu.Lock()
+	r.machinery, r.caps = &m, caps
+	r.mu.Unlock()
+	return m, nil
+}
+
+// ready waits for the agent of a machine that becomes a template.
+func ready(ctx context.Context, ch net.Conn) error {
+	c, err := connect(ctx, ch)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Close(), ch.SetDeadline(time.Time{}))
+}
+
+// List tells of every sandbox, those being made or removed included.
+func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
+	var list []runtime.Status
+	for _, sb := range r.all() {
+		st, ok := sb.status()
+		if !ok {
+			continue
+		}
+		if st.Running {
+			st.Execs = r.execs(ctx, sb)
+		}
+		list = append(list, st)
+	}
+	return list, nil
+}

@@ -1,0 +1,87 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"net"
+
+	"github.com/opendsec/dsec"
+)
+
+// Pause freezes what runs in a sandbox; the clocks of its commands stop. The machine goes on,
+// with nothing to do, and its agent answers.
+func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
+	const op = "pause sandbox"
+	sb, err := r.acquire(ctx, op, id)
+	if err != nil {
+		return err
+	}
+	defer sb.unlock()
+	if _, err := r.live(op, id); err != nil {
+		return err
+	}
+	if sb.isPaused() {
+		return nil
+	}
+	c, err := r.session(ctx, sb)
+	if err != nil {
+		return err
+	}
+	if err := c.Freeze(ctx, false); err != nil {
+		return wrap(op, id, r.explain(op, sb, err))
+	}
+	sb.setPaused(true)
+	return nil
+}
+
+func (sb *sandbox) setPaused(v bool) {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	sb.paused = v
+}
+
+// Resume thaws a paused sandbox.
+func (r *Runtime) Resume(ctx context.Context, id dsec.SandboxID) error {
+	const op = "resume sandbox"
+	sb, err := r.acquire(ctx, op, id)
+	if err != nil {
+		return err
+	}
+	defer sb.unlock()
+	if _, err := r.live(op, id); err != nil {
+		return err
+	}
+	return wrap(op, id, r.explain(op, sb, r.thaw(ctx, sb)))
+}
+
+func (r *Runtime) thaw(ctx context.Context, sb *sandbox) error {
+	if !sb.isPaused() {
+		return nil
+	}
+	if err := r.begin(ctx, sb, sb.record()); err != nil {
+		return err
+	}
+	sb.setPaused(false)
+	return nil
+}
+
+// Dial connects to a port of the sandbox's loopback.
+func (r *Runtime) Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error) {
+	const op = "connect to sandbox"
+	sb, err := r.live(op, id)
+	if err != nil {
+		return nil, err
+	}
+	c, err := r.session(ctx, sb)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := c.Dial(ctx, port)
+	if err != nil {
+		if errors.Is(err, dsec.SandboxGone.Err()) {
+			return nil, dsec.E(dsec.SandboxGone, op, string(id), err)
+		}
+		return nil, r.explain(op, sb, err)
+	}
+	return conn, nil
+}

@@ -1,0 +1,115 @@
+package microvm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// recordVersion is the first byte of a state file; see docs/formats/microvm-state.md.
+const recordVersion = '1'
+
+// maxRecord bounds what is read back: a request holds at most 64 layers and 256 KiB of environment.
+const maxRecord = 4 << 20
+
+const stateFile = "state"
+
+// record is what survives this process.
+type record struct {
+	Request runtime.Request `json:"request"`
+	Begun   time.Time       `json:"begun"` // of the last creation or start
+	Starts  int             `json:"starts"`
+	Ready   int             `json:"ready,omitempty"` // Starts when that had come to its end
+	Stopped bool            `json:"stopped,omitempty"`
+
+	MachineID string              `json:"machine_id"`
+	Lease     *lease              `json:"lease,omitempty"`   // of its network, if it has one
+	Network   *dsec.NetworkPolicy `json:"network,omitempty"` // set after creation; nil: as in the request
+	Last      *runtime.Stats      `json:"last,omitempty"`    // when it stopped
+}
+
+// errVersion: another version of dsec wrote it, which is no reason to remove it.
+var errVersion = errors.New("version")
+
+func (r *record) encode() ([]byte, error) {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	return append([]byte{recordVersion, '\n'}, b...), nil
+}
+
+func decodeRecord(b []byte) (*record, error) {
+	if len(b) < 2 || b[1] != '\n' {
+		return nil, errors.New("not a state file")
+	}
+	if b[0] != recordVersion {
+		return nil, fmt.Errorf("%w %q, want %q", errVersion, b[0], recordVersion)
+	}
+	r := &record{}
+	if err := json.Unmarshal(b[2:], r); err != nil {
+		return nil, err
+	}
+	if r.Starts < 1 || r.Ready > r.Starts {
+		return nil, errors.New("starts have to be positive, and ready no more")
+	}
+	return r, nil
+}
+
+// writeRecord replaces the state file, or makes it. It is not synced: after a power loss
+// the sandbox is gone whatever its state file says.
+func writeRecord(dir string, r *record) error {
+	b, err := r.encode()
+	if err != nil {
+		return err
+	}
+	tmp := filepath.Join(dir, stateFile+".new")
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, filepath.Join(dir, stateFile))
+}
+
+func readRecord(dir string, id dsec.SandboxID) (*record, error) {
+	const op = "read state of sandbox"
+	f, err := os.Open(filepath.Join(dir, stateFile))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, maxRecord))
+	if err != nil {
+		return nil, err
+	}
+	r, err := decodeRecord(b)
+	if errors.Is(err, errVersion) {
+		return nil, dsec.E(dsec.Unsupported, op, string(id), err)
+	}
+	if err != nil {
+		return nil, dsec.E(dsec.Corrupt, op, string(id), err)
+	}
+	if r.Request.ID != id {
+		return nil, dsec.Errorf(dsec.Corrupt, op, string(id), "it is of %s", dsec.Quote(string(r.Request.ID)))
+	}
+	return r, nil
+}
+
+// rewrite changes the record of a sandbox, on disk and here. The turn is held.
+func (r *Runtime) rewrite(sb *sandbox, change func(*record)) error {
+	rec := *sb.record()
+	change(&rec)
+	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
+		return dsec.E(dsec.Internal, "write state of sandbox", string(sb.id), err)
+	}
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	sb.rec = &rec
+	return nil
+}

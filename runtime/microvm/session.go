@@ -1,0 +1,187 @@
+package microvm
+
+import (
+	"context"
+	cryptorand "crypto/rand"
+	"encoding/hex"
+	"errors"
+	"net"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/guest"
+	"github.com/opendsec/dsec/internal/version"
+	"github.com/opendsec/dsec/runtime/microvm/vmm"
+)
+
+// Times that a guest has.
+const (
+	greetTime  = 20 * time.Second // to answer the first time after its machine goes on
+	resumeTime = 20 * time.Second
+	mountTime  = time.Minute
+)
+
+// lane is the channel of a machine, lent to one session: closing it ends what reads and writes
+// for that session, and not the channel.
+type lane struct{ net.Conn }
+
+func (l lane) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
+
+// connect begins a session on the channel of a machine. The one before has to be closed.
+func connect(ctx context.Context, ch net.Conn) (*guest.Client, error) {
+	if err := ch.SetDeadline(time.Time{}); err != nil {
+		return nil, dsec.E(dsec.SandboxGone, "greet guest", "", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, greetTime)
+	defer cancel()
+	return guest.Connect(ctx, lane{ch}, guest.Options{Program: version.Version})
+}
+
+// session returns the one with a guest that runs, and begins another if that has ended.
+func (r *Runtime) session(ctx context.Context, sb *sandbox) (*guest.Client, error) {
+	const op = "reach guest of sandbox"
+	sb.mu.Lock()
+	c, m := sb.client, sb.machine
+	sb.mu.Unlock()
+	if c != nil && !over(c) {
+		return c, nil
+	}
+	if m == nil {
+		return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+	}
+	select {
+	case sb.talking <- struct{}{}:
+		defer func() { <-sb.talking }()
+	case <-ctx.Done():
+		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(sb.id), context.Cause(ctx))
+	}
+	sb.mu.Lock()
+	c, now := sb.client, sb.machine
+	sb.mu.Unlock()
+	if now != m {
+		return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+	}
+	if c != nil && !over(c) {
+		return c, nil
+	}
+	if c != nil {
+		_ = c.Close() // waits until nobody reads the channel any more
+	}
+	c, err := connect(ctx, m.Channel())
+	if err != nil {
+		return nil, r.explain(op, sb, err)
+	}
+	sb.mu.Lock()
+	sb.client = c
+	sb.mu.Unlock()
+	return c, nil
+}
+
+func over(c *guest.Client) bool {
+	select {
+	case <-c.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// explain says that the sandbox has ended where that is why a guest could not be reached.
+func (r *Runtime) explain(op string, sb *sandbox, err error) error {
+	if err == nil || dsec.ClassOf(err) != dsec.Unavailable && dsec.ClassOf(err) != dsec.SandboxGone && dsec.ClassOf(err) != dsec.NotFound {
+		return err
+	}
+	sb.mu.Lock()
+	p, m := sb.phase, sb.machine
+	gone := p != running && p != making || sb.stopping || m == nil
+	sb.mu.Unlock()
+	if !gone {
+		select {
+		case <-m.Done():
+			gone = true
+		default:
+		}
+	}
+	if gone && (dsec.ClassOf(err) != dsec.NotFound || p == removing || p == absent) {
+		return dsec.E(dsec.SandboxGone, op, string(sb.id), err)
+	}
+	return err
+}
+
+// identity is what makes a machine one of its own; see guest.Resume. at is when it is told.
+func (r *Runtime) identity(sb *sandbox, rec *record) guest.Resume {
+	q := guest.Resume{Time: time.Now().UnixNano(), Seed: make([]byte, 32), Hostname: hostname(sb.id, rec.Request.Spec), MachineID: rec.MachineID, Network: rec.Lease.network()}
+	_, _ = cryptorand.Read(q.Seed) // never errs
+	return q
+}
+
+func newMachineID() string {
+	var b [16]byte
+	_, _ = cryptorand.Read(b[:]) // never errs
+	return hex.EncodeToString(b[:])
+}
+
+func hostname(id dsec.SandboxID, s dsec.Spec) string {
+	if s.Hostname == "" {
+		return string(id)
+	}
+	return dsec.ShortHostname(s.Hostname)
+}
+
+// begin makes the guest of a machine that has just begun, or goes on, one of its own.
+func (r *Runtime) begin(ctx context.Context, sb *sandbox, rec *record) error {
+	c, err := r.session(ctx, sb)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, resumeTime)
+	defer cancel()
+	return c.Resume(ctx, r.identity(sb, rec))
+}
+
+// leave gives up the sessions and machines of a sandbox, which go on.
+func (r *Runtime) leave(sb *sandbox) {
+	r.mu.Lock()
+	m := r.machinery
+	r.mu.Unlock()
+	sb.mu.Lock()
+	vm, c, d := sb.machine, sb.client, sb.disk
+	sb.client, sb.disk = nil, nil
+	sb.mu.Unlock()
+	if c != nil {
+		_ = c.Close()
+	}
+	if d != nil {
+		_ = d.c.Close()
+		d.m.Kill() // it only serves
+	}
+	if m == nil || vm == nil {
+		return
+	}
+	if k, ok := m.VMM.(vmm.Adopter); ok {
+		k.Leave(vm)
+	}
+}
+
+// endMachine ends the machine of a sandbox, if it has one, and what was under way there.
+func (sb *sandbox) endMachine(ctx context.Context) error {
+	sb.mu.Lock()
+	m, c := sb.machine, sb.client
+	sb.machine, sb.client = nil, nil
+	sb.mu.Unlock()
+	return endMachine(ctx, m, c)
+}
+
+func endMachine(ctx context.Context, m vmm.VM, c *guest.Client) error {
+	if c != nil {
+		_ = c.Close()
+	}
+	if m == nil {
+		return nil
+	}
+	err := m.Stop(ctx)
+	if errors.Is(err, dsec.Timeout.Err()) { // it was killed, which is all that is wanted
+		return nil
+	}
+	return err
+}

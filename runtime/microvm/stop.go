@@ -1,0 +1,281 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// Destroy removes everything of an id, whatever there is of it.
+func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
+	const op = "destroy sandbox"
+	if _, _, err := dsec.ParseSandboxID(string(id)); err != nil {
+		return err
+	}
+	sb := r.reserve(id)
+	// Ends what is in flight before its turn comes; a creation under way is waited for.
+	undo := sb.announceRemoval()
+	if err := sb.lock(ctx, op); err != nil {
+		undo()
+		return err
+	}
+	defer sb.unlock()
+	if !r.current(sb) {
+		return nil // another call destroyed it
+	}
+	sb.setPhase(removing)
+	// Once begun it is finished: a half-destroyed sandbox serves nobody.
+	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
+	defer cancel()
+	return wrap(op, id, r.remove(dctx, sb))
+}
+
+// announceRemoval makes calls into a running sandbox fail from now on. The undo is for a removal
+// that does not get its turn.
+func (sb *sandbox) announceRemoval() (undo func()) {
+	sb.mu.Lock()
+	was, c := sb.phase, sb.client
+	if was == running || was == ended {
+		sb.phase = removing
+	}
+	sb.mu.Unlock()
+	if was != running && was != ended {
+		return func() {}
+	}
+	if c != nil {
+		_ = c.Close()
+	}
+	return func() {
+		sb.mu.Lock()
+		defer sb.mu.Unlock()
+		if sb.phase == removing {
+			sb.phase = was
+		}
+	}
+}
+
+// remove is all the undos of creation, by name. The state goes last, when nothing else is left.
+func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
+	sb.closeServices()
+	err := errors.Join(r.endDisk(ctx, sb), sb.endMachine(ctx), r.hold.Drop(ctx, netName(sb.id)))
+	if err != nil {
+		return err
+	}
+	if err := r.groups.Remove(ctx, shared(sb.id)); err != nil {
+		return err
+	}
+	if err := r.disks.Remove(ctx, shared(sb.id)); err != nil {
+		return err
+	}
+	if err := r.removeState(sb.id); err != nil {
+		return err
+	}
+	r.forget(sb)
+	return nil
+}
+
+// Stop asks the main process to end, waits for grace, then ends everything.
+func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Duration) error {
+	const op = "stop sandbox"
+	sb, err := r.acquire(ctx, op, id)
+	if err != nil {
+		return err
+	}
+	defer sb.unlock()
+	if sb.getPhase() == stopped {
+		return nil
+	}
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(grace, 0)+2*lifecycle.UndoLimit)
+	defer cancel()
+	return wrap(op, id, r.halt(sctx, sb, grace))
+}
+
+// halt ends the machine of a sandbox and keeps the disk.
+func (r *Runtime) halt(ctx context.Context, sb *sandbox, grace time.Duration) error {
+	sb.mu.Lock()
+	sb.stopping = true
+	sb.mu.Unlock()
+	last, err := r.sample(ctx, sb)
+	if err != nil {
+		r.log.Warn("sample a sandbox at its end", "sandbox", sb.id, "err", err)
+	}
+	if err := r.powerOff(ctx, sb, grace); err != nil {
+		return err
+	}
+	if err := r.endDisk(ctx, sb); err != nil {
+		return err
+	}
+	if err := r.groups.Remove(ctx, shared(sb.id)); err != nil {
+		return err
+	}
+	if err := r.rewrite(sb, func(rec *record) { rec.Stopped, rec.Lease, rec.Last = true, nil, &last }); err != nil {
+		return err
+	}
+	r.acknowledge(sb.id)
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	sb.group, sb.phase, sb.exit, sb.paused, sb.stopping = nil, stopped, nil, false, false
+	return nil
+}
+
+// powerOff ends what runs in a sandbox and its machine. A guest that does not answer is not
+// asked twice: its disk is then as after a loss of power.
+func (r *Runtime) powerOff(ctx context.Context, sb *sandbox, grace time.Duration) error {
+	sb.closeServices()
+	sb.mu.Lock()
+	m, p := sb.machine, sb.phase
+	sb.mu.Unlock()
+	if m != nil && !isDone(m.Done()) && p != removing {
+		limited, cancel := context.WithTimeout(ctx, max(grace, 0)+lifecycle.UndoLimit)
+		if err := r.shutdown(limited, sb, grace); err != nil {
+			r.log.Warn("a guest did not end in order", "sandbox", sb.id, "err", err)
+		}
+		cancel()
+	}
+	return errors.Join(sb.endMachine(ctx), r.hold.Drop(ctx, netName(sb.id)))
+}
+
+func isDone(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (r *Runtime) shutdown(ctx context.Context, sb *sandbox, grace time.Duration) error {
+	c, err := r.session(ctx, sb)
+	if err != nil {
+		return err
+	}
+	if grace > 0 && sb.isPaused() { // to hear that it is asked
+		if err := r.thaw(ctx, sb); err != nil {
+			return err
+		}
+	}
+	return c.Shutdown(ctx, grace)
+}
+
+// Start runs a stopped sandbox again on its disk.
+func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, error) {
+	const op = "start sandbox"
+	sb, err := r.acquire(ctx, op, id)
+	if err != nil {
+		return nil, err
+	}
+	defer sb.unlock()
+	switch sb.getPhase() {
+	case running:
+		return nil, nil
+	case ended: // starting acknowledges the end as stopping does
+		if err := r.halt(ctx, sb, 0); err != nil {
+			return nil, wrap(op, id, err)
+		}
+	}
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	case <-ctx.Done():
+		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(id), context.Cause(ctx))
+	}
+	rec := *sb.record()
+	rec.Stopped, rec.Begun, rec.Starts = false, time.Now().UTC(), rec.Starts+1
+	b := &build{r: r, sb: sb, rec: &rec}
+	defer b.close()
+	sb.beginMaking()
+	took, err := lifecycle.Run(ctx, "microvm.start", append([]lifecycle.Step{b.restate()}, b.begin()...)...)
+	if err != nil {
+		sb.setPhase(stopped)
+		return took, wrap(op, id, err)
+	}
+	return took, nil
+}
+
+// restate writes down that the sandbox is being started, and back.
+func (b *build) restate() lifecycle.Step {
+	was := b.sb.record()
+	set := func(rec *record) error {
+		if err := writeRecord(b.r.dir(b.sb.id), rec); err != nil {
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
+		}
+		b.setRecord(rec)
+		return nil
+	}
+	return lifecycle.Step{Name: "state", Do: func(ctx context.Context) error {
+		if err := b.r.endDisk(ctx, b.sb); err != nil {
+			return err
+		}
+		return set(b.rec)
+	}, Undo: func(context.Context) error { return set(was) }}
+}
+
+// sample reads what a sandbox uses, or used before it stopped. What its machine has of this
+// one's memory and processors is measured here; the rest is what the guest says.
+func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error) {
+	sb.mu.Lock()
+	g, rec, m, p := sb.group, sb.rec, sb.machine, sb.phase
+	sb.mu.Unlock()
+	var s runtime.Stats
+	if rec == nil {
+		return s, dsec.Errorf(dsec.SandboxGone, "sample sandbox", string(sb.id), "the sandbox has ended")
+	}
+	if rec.Last != nil {
+		s = *rec.Last
+	}
+	l := rec.Request.Spec.Limits
+	s.MemoryLimit, s.PidsLimit, s.DiskLimit = l.Memory, l.Pids, l.Disk
+	if m != nil && p == running {
+		if err := r.sampleMachine(ctx, sb, &s); err != nil {
+			return s, err
+		}
+	}
+	if g != nil {
+		c, err := g.Stats()
+		if err != nil {
+			return s, err
+		}
+		s.CPU, s.Throttled = c.CPU, c.Throttled
+	}
+	u, err := r.disks.Usage(ctx, shared(sb.id))
+	s.Disk = u.Used
+	return s, err
+}
+
+func (r *Runtime) sampleMachine(ctx context.Context, sb *sandbox, s *runtime.Stats) error {
+	c, err := r.session(ctx, sb)
+	if err != nil {
+		return err
+	}
+	sb.mu.Lock()
+	m := sb.machine
+	sb.mu.Unlock()
+	if m == nil {
+		return dsec.Errorf(dsec.SandboxGone, "sample sandbox", string(sb.id), "the sandbox has ended")
+	}
+	g, err := c.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	if s.Memory, err = m.Memory(); err != nil {
+		return err
+	}
+	s.MemoryPeak = max(s.MemoryPeak, g.MemoryPeak)
+	s.Pids, s.PidsPeak, s.PidsDenied, s.OOMKills = g.Pids, g.PidsPeak, g.PidsDenied, g.OOMKills
+	return nil
+}
+
+// Stats samples a sandbox; of a stopped one, what it had used.
+func (r *Runtime) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error) {
+	const op = "sample sandbox"
+	sb, err := r.findInside(op, id)
+	if err != nil {
+		return runtime.Stats{}, err
+	}
+	s, err := r.sample(ctx, sb)
+	return s, wrap(op, id, r.explain(op, sb, err))
+}

@@ -1,0 +1,389 @@
+package microvm
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/e2e/vm"
+	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/diskpool"
+	"github.com/opendsec/dsec/internal/embedded"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/netpolicy/bpf"
+	"github.com/opendsec/dsec/netpolicy/veth"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/microvm/boot"
+	"github.com/opendsec/dsec/runtime/microvm/qemu"
+	"github.com/opendsec/dsec/runtime/microvm/vmm"
+)
+
+// testUID is where the users of QEMUs begin: far from those of other tests.
+const testUID = 0x6d000000
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if kit.dir != "" {
+		_ = os.RemoveAll(kit.dir)
+	}
+	os.Exit(code)
+}
+
+// kit is what all tests share: a kernel, an initramfs, a layer, and the directory of templates.
+var kit struct {
+	sync.Once
+	dir               string
+	kernel, initramfs vmm.File
+	base              layer.Local
+	err               error
+}
+
+func makeKit() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	var err error
+	if kit.dir, err = os.MkdirTemp("", "dsec-microvm-test-"); err != nil {
+		return err
+	}
+	cache, err := filepath.Abs("../../.cache/vm")
+	if err != nil {
+		return err
+	}
+	k, err := vm.Fetch(ctx, cache) // the package of the kernel comes through the machine's apt
+	if err != nil {
+		return err
+	}
+	k.Close()
+	agent, err := embedded.Guest()
+	if err != nil {
+		return err
+	}
+	built, err := boot.Build(ctx, boot.Config{Cache: cache, Init: agent, Modules: Modules})
+	if err != nil {
+		return err
+	}
+	if kit.kernel, err = FileOf(ctx, built.Image); err != nil {
+		return err
+	}
+	if kit.initramfs, err = FileOf(ctx, built.Initramfs); err != nil {
+		return err
+	}
+	kit.base, err = buildLayer(filepath.Join(kit.dir, "base"), fillBase)
+	return err
+}
+
+// world is a machine's worth of what a Runtime needs, of its own.
+type world struct {
+	dir, name string
+	hold      *hold.Client
+	groups    *cgroup.Root
+	mounts    *rootfs.Mounts
+	disks     diskpool.Pool
+	driver    *qemu.Driver
+	r         *Runtime
+	linked    bool
+	network   *veth.Network
+	gate      *bpf.Gate
+}
+
+var worlds struct {
+	sync.Mutex
+	n int
+}
+
+func newWorld(t testing.TB, options ...func(*world)) *world {
+	t.Helper()
+	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
+		t.Skipf("%v (PATH=%s)", err, os.Getenv("PATH"))
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("sandboxes need root and this test runs without it")
+	}
+	kit.Do(func() { kit.err = makeKit() })
+	must(t, kit.err)
+	worlds.Lock()
+	worlds.n++
+	w := &world{dir: t.TempDir(), name: fmt.Sprintf("dsecm%d.%d", os.Getpid(), worlds.n)}
+	worlds.Unlock()
+	for _, o := range options {
+		o(w)
+	}
+	t.Cleanup(func() { w.destroy(t) })
+	w.open(t)
+	return w
+}
+
+func linked(w *world) { w.linked = true }
+
+func (w *world) open(t testing.TB) {
+	t.Helper()
+	ctx := context.Background()
+	var err error
+	w.groups, err = cgroup.Open(w.name)
+	must(t, err)
+	binary, err := embedded.Hold()
+	must(t, err)
+	defer func() { _ = binary.Close() }()
+	w.hold, err = hold.Ensure(ctx, hold.Options{Socket: filepath.Join(w.dir, "hold"), Binary: binary, Log: filepath.Join(w.dir, "hold.log")})
+	must(t, err)
+	w.mounts, err = rootfs.Open(ctx, rootfs.Options{Keeper: w.hold, Linger: time.Hour})
+	must(t, err)
+	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: 4 << 30, Keeper: w.mounts.Keeper()})
+	must(t, err)
+	if w.linked {
+		w.gate, err = bpf.Open(ctx, w.hold, w.netName())
+		must(t, err)
+		w.network, err = veth.Open(ctx, veth.Config{Gate: w.gate, Name: w.netName(), Node: newNode(t), DNS: []netip.Addr{}, Keeper: w.hold})
+		must(t, err)
+	}
+	w.openRuntime(t)
+}
+
+// netName is that of the world, as short as the name of a network has to be.
+func (w *world) netName() string {
+	pid, n, _ := strings.Cut(strings.TrimPrefix(w.name, "dsecm"), ".")
+	p, _ := strconv.ParseInt(pid, 10, 64)
+	return strconv.FormatInt(p, 36) + "m" + n
+}
+
+// newNode is a network namespace that stands for the machine's own.
+func newNode(t testing.TB) *os.File {
+	t.Helper()
+	ns, err := newNetNS()
+	must(t, err)
+	t.Cleanup(func() { _ = ns.Close() })
+	return ns
+}
+
+func (w *world) openRuntime(t testing.TB) {
+	t.Helper()
+	var err error
+	w.driver, err = qemu.New(context.Background(), qemu.Config{Dir: filepath.Join(kit.dir, "templates"), UID: testUID,
+		Keep: &qemu.Keep{Hold: w.hold, Place: Place(w.groups)}})
+	must(t, err)
+	c := Config{Dir: filepath.Join(w.dir, "sandboxes"), Hold: w.hold, Cgroups: w.groups, Disks: w.disks, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Open: func(context.Context) (Machinery, error) {
+			return Machinery{VMM: w.driver, Kernel: kit.kernel, Initramfs: kit.initramfs}, nil
+		}}
+	if w.linked {
+		c.Network = w.network
+	}
+	w.r, err = Open(context.Background(), c)
+	must(t, err)
+}
+
+// reopen is another agent over the same machine.
+func (w *world) reopen(t testing.TB) {
+	t.Helper()
+	must(t, w.r.Close())
+	w.driver.Close()
+	w.openRuntime(t)
+}
+
+// destroy takes down what there is, also of a world whose opening failed.
+func (w *world) destroy(t testing.TB) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	note := func(err error) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if w.r != nil {
+		list, err := w.r.List(ctx)
+		note(err)
+		for _, s := range list {
+			note(w.r.Destroy(ctx, s.ID))
+		}
+		w.nothingLeft(t)
+		note(w.r.Close())
+		w.driver.Close()
+	}
+	if w.network != nil {
+		note(w.network.Remove(ctx))
+		note(w.gate.Close())
+	}
+	if w.disks != nil {
+		note(w.disks.Close())
+	}
+	if w.mounts != nil {
+		note(w.mounts.Close())
+	}
+	if w.hold != nil {
+		note(w.hold.Shutdown(ctx))
+	}
+	if w.groups != nil {
+		note(w.groups.RemoveAll(ctx))
+	}
+}
+
+// nothingLeft checks that no trace of any sandbox is left.
+func (w *world) nothingLeft(t testing.TB) {
+	t.Helper()
+	ctx := context.Background()
+	if names, err := w.groups.List(); err != nil || len(names) > 0 {
+		t.Errorf("control groups left: %v %v", names, err)
+	}
+	if names, err := w.disks.List(ctx); err != nil || len(names) > 0 {
+		t.Errorf("disks left: %v %v", names, err)
+	}
+	if names, err := w.driver.Names(ctx); err != nil || len(names) > 0 {
+		t.Errorf("machines left: %v %v", names, err)
+	}
+	for _, prefix := range []string{"vm/", "vm-net/"} {
+		if names, err := w.hold.Names(ctx, prefix); err != nil || len(names) > 0 {
+			t.Errorf("the hold keeps %v %v", names, err)
+		}
+	}
+	if all, err := w.hold.Plains(ctx, ""); err != nil || len(all) > 0 {
+		t.Errorf("processes left: %v %v", all, err)
+	}
+	if entries, err := os.ReadDir(filepath.Join(w.dir, "sandboxes")); err != nil || len(entries) > 0 {
+		t.Errorf("state left: %v %v", entries, err)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+const applets = `sh cat echo false head id kill mkdir nc printf pwd rm seq setsid sleep tail test true yes ls stat mknod dd env ps
+	nproc hostname touch mount umount ln mv chmod chown sync wc grep sed tr dmesg ip ping readlink tty stty cp du chroot od cut sort uname find date`
+
+func fillBase(dir string) error {
+	busybox, err := os.ReadFile("/bin/busybox")
+	if err != nil {
+		return fmt.Errorf("Debian's busybox-static is needed: %w", err)
+	}
+	for _, d := range []struct {
+		name string
+		mode os.FileMode
+	}{{"bin", 0o755}, {"etc", 0o755}, {"tmp", 0o777 | os.ModeSticky}, {"root", 0o700}, {"home", 0o755}, {"home/user", 0o755}, {"proc", 0o755}, {"sys", 0o755}} {
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, d.name), 0o755), os.Chmod(filepath.Join(dir, d.name), d.mode)); err != nil {
+			return err
+		}
+	}
+	for name, content := range map[string]string{
+		"etc/passwd":     "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n",
+		"etc/group":      "root:x:0:\nuser:x:1000:\nextra:x:1234:user\n",
+		"etc/machine-id": "\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "bin/busybox"), busybox, 0o755); err != nil {
+		return err
+	}
+	for _, a := range strings.Fields(applets) {
+		if err := os.Symlink("busybox", filepath.Join(dir, "bin", a)); err != nil {
+			return err
+		}
+	}
+	return os.Chown(filepath.Join(dir, "home/user"), 1000, 1000)
+}
+
+// buildLayer makes a layer of what fill puts into a directory.
+func buildLayer(tmp string, fill func(dir string) error) (l layer.Local, err error) {
+	tree, meta, data := filepath.Join(tmp, "tree"), filepath.Join(tmp, "meta"), filepath.Join(tmp, "data")
+	if err := os.MkdirAll(tree, 0o755); err != nil {
+		return l, err
+	}
+	if err := fill(tree); err != nil {
+		return l, err
+	}
+	var f image.Files
+	if f.Meta, err = os.Create(meta); err != nil {
+		return l, err
+	}
+	defer func() { _ = f.Meta.Close() }()
+	if f.Data, err = os.Create(data); err != nil {
+		return l, err
+	}
+	defer func() { _ = f.Data.Close() }()
+	loc, err := image.Locate("dir:" + tree)
+	if err == nil {
+		_, err = image.Convert(context.Background(), loc, f, image.Options{})
+	}
+	if err != nil {
+		return l, err
+	}
+	l = layer.Local{Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(tmp))))}, Meta: meta, Data: data}
+	for _, x := range []struct {
+		f    *os.File
+		into *int64
+	}{{f.Meta, &l.MetaSize}, {f.Data, &l.DataSize}} {
+		st, err := x.f.Stat()
+		if err != nil {
+			return l, err
+		}
+		*x.into = st.Size()
+	}
+	if l.DataSize == 0 {
+		l.Data = "" // as a store has it
+	}
+	return l, os.RemoveAll(tree)
+}
+
+// request is one for an idle sandbox, changed by f.
+func request(f ...func(*runtime.Request)) runtime.Request {
+	id := dsec.NewSandboxID("t")
+	r := runtime.Request{ID: id, Spec: dsec.Spec{Tier: dsec.TierMicroVM, Image: "base:test", Network: dsec.NetworkNone,
+		Limits: dsec.Limits{CPU: 1, CPUWeight: 100, Memory: 128 << 20, Pids: 128, Disk: 64 << 20, Output: 64 << 20}, OOM: dsec.OOMExec},
+		Layers: layer.Set{Lease: string(id), Layers: []layer.Local{kit.base}, Config: image.Config{Env: []string{"FROM=image"}}}}
+	for _, g := range f {
+		g(&r)
+	}
+	return r
+}
+
+func (w *world) create(t testing.TB, f ...func(*runtime.Request)) dsec.SandboxID {
+	t.Helper()
+	r := request(f...)
+	steps, err := w.r.Create(context.Background(), r)
+	must(t, err)
+	t.Log(steps)
+	return r.ID
+}
+
+type outcome struct {
+	process.Result
+	stdout, stderr string
+}
+
+// run runs a command of the shell to its end and releases it.
+func (w *world) run(t testing.TB, id dsec.SandboxID, script string) (o outcome) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	p, err := w.r.Exec(ctx, id, process.Spec{Argv: []string{"/bin/sh", "-c", script}})
+	must(t, err)
+	o.Result, err = p.Wait(ctx)
+	must(t, err)
+	for s, into := range map[process.Stream]*string{process.Stdout: &o.stdout, process.Stderr: &o.stderr} {
+		head, rest, _, err := p.Kept(ctx, s)
+		must(t, err)
+		*into = string(head) + string(rest)
+	}
+	must(t, p.Release(ctx))
+	return o
+}
