@@ -91,6 +91,7 @@ type Stats struct {
 	Memory      int64 // bytes now, page cache of its own files included
 	MemoryPeak  int64
 	MemoryLimit int64
+	HostMemory  int64 // bytes that a machine of its own takes of this one, shared ones by its part; 0: it has none
 	Pids        int64
 	PidsPeak    int64 // 0 where the kernel does not tell
 	PidsLimit   int64

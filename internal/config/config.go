@@ -60,6 +60,8 @@ type Node struct {
 	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
 	EgressUID     int      `yaml:"egress_uid"`     // of the process that looks at names in TLS and HTTP; no other should have it
 	Packages      Packages `yaml:"packages"`       // the mirror of packages
+	QEMU          string   `yaml:"qemu"`           // program that runs virtual machines; empty: the one in PATH
+	KernelCache   string   `yaml:"kernel_cache"`   // directory of kernels for virtual machines, fetched when they are needed; empty: under data
 }
 
 // Packages says where the mirror of packages has them from. A service without a URL
@@ -104,6 +106,10 @@ func Default() Config {
 }
 
 var validInstance = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
+
+// MachineUIDs is how many virtual machines there may be, each with a user of its own: they
+// are behind the ranges of sandboxes.
+const MachineUIDs = 4096
 
 // mostShells bounds what waits for a sandbox to need it.
 const mostShells = 1024
@@ -170,8 +176,8 @@ func (c *Config) Validate() error {
 	if need := n.MaxLive + n.Shells; n.UIDRanges < need {
 		return bad("node.uid_ranges", "%d, want at least %d: one for each of %d sandboxes (node.max_live) and %d shells (node.shells); or lower node.max_live", n.UIDRanges, need, n.MaxLive, n.Shells)
 	}
-	if n.UIDBase < 1<<16 || uint64(n.UIDBase)+uint64(n.UIDRanges)<<16 > math.MaxUint32 {
-		return bad("node.uid_base", "%d ranges from %d leave the 32 bits of a uid, or touch the host's own", n.UIDRanges, n.UIDBase)
+	if n.UIDBase < 1<<16 || uint64(n.UIDBase)+uint64(n.UIDRanges)<<16+MachineUIDs > math.MaxUint32 {
+		return bad("node.uid_base", "%d ranges from %d, and %d users of virtual machines behind them, leave the 32 bits of a uid, or touch the host's own", n.UIDRanges, n.UIDBase, MachineUIDs)
 	}
 	if n.CPUOvercommit <= 0 || n.MemOvercommit <= 0 {
 		return bad("node.cpu_overcommit, node.mem_overcommit", "%g and %g, want more than 0", n.CPUOvercommit, n.MemOvercommit)

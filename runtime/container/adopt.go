@@ -214,12 +214,12 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 	}
 	mine := r.groupNames()
 	for _, name := range groups {
-		if !mine[name] {
+		if !mine[name] && !isForeign(name) {
 			errs = append(errs, r.groups.Remove(ctx, name))
 		}
 	}
 	for _, name := range disks {
-		if !r.isOurs(name) {
+		if !r.isOurs(name) && !isForeign(name) {
 			errs = append(errs, r.disks.Remove(ctx, name))
 		}
 	}
@@ -229,6 +229,16 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 	}
 	return nil
 }
+
+// isForeign reports whether a name is one of another tier's, which has a point where those of
+// this one have none: sandbox ids and shells, with a suffix or not, have none before it.
+func isForeign(name string) bool {
+	before, _, ok := strings.Cut(name, ".")
+	return ok && len(before) < shortestOwn
+}
+
+// shortestOwn is shorter than any name of a sandbox or shell.
+const shortestOwn = 8
 
 // groupNames are the control groups of all sandboxes there are.
 func (r *Runtime) groupNames() map[string]bool {

@@ -110,6 +110,14 @@ func (r *Runtime) adoptOne(ctx context.Context, keeper vmm.Adopter, id dsec.Sand
 	}
 	sb.rec = rec
 	ready := rec.Ready == rec.Starts
+	if x := readExit(r.dir(id), id); x != nil && ready && !rec.Stopped {
+		if machines[string(id)] {
+			endStray(ctx, keeper, string(id))
+		}
+		sb.phase, sb.exit = ended, x
+		r.tell(sb, *x)
+		return nil
+	}
 	switch {
 	case rec.Stopped:
 		if machines[string(id)] {

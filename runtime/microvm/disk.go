@@ -24,13 +24,13 @@ const (
 )
 
 // fileSystemSize is that of the file system in which a sandbox may have so much: it keeps
-// some for itself.
+// some for itself, an inode of 256 bytes for each 16 KiB, and maps of each 128 MiB.
 func fileSystemSize(limit int64) int64 {
-	n := limit + limit/40 + 2<<20
+	n := limit + limit/64 + (limit>>27+2)<<14 + 256<<10
 	if n >= leastFor {
 		n += journal
 	}
-	return (n + 1<<20 - 1) &^ (1<<20 - 1)
+	return (n + 4095) &^ 4095
 }
 
 // makeDisk makes the disk of a machine, with an empty file system of the sandbox's limit.

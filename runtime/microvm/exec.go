@@ -124,7 +124,18 @@ func (c *command) Follow(ctx context.Context, s process.Stream, offset int64) (p
 	if err != nil {
 		return nil, c.translate(err)
 	}
-	return r, nil
+	return &reader{r, c}, nil
+}
+
+// reader says when it is its sandbox that is gone.
+type reader struct {
+	process.Reader
+	c *command
+}
+
+func (r *reader) Next(ctx context.Context) (process.Chunk, error) {
+	chunk, err := r.Reader.Next(ctx)
+	return chunk, r.c.translate(err)
 }
 
 func (c *command) Kept(ctx context.Context, s process.Stream) (head, tail []byte, tailOffset int64, err error) {

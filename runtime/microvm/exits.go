@@ -220,12 +220,20 @@ func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
 	}
 	sb.phase, sb.exit = ended, &x
 	sb.mu.Unlock()
+	if err := writeExit(r.dir(sb.id), x); err != nil {
+		r.log.Warn("note the end of a sandbox", "sandbox", sb.id, "err", err)
+	}
+	r.tell(sb, x)
+	return true
+}
+
+// tell reports an end, and has what is left of the machine ended.
+func (r *Runtime) tell(sb *sandbox, x runtime.Exit) {
 	r.mu.Lock()
 	r.unsent = append(r.unsent, &x)
 	r.mu.Unlock()
 	r.kick()
 	r.tasks.Go(func() { r.finish(sb) })
-	return true
 }
 
 // finish ends the machine of a sandbox that has ended, so that its disk is whole.

@@ -19,7 +19,10 @@ const recordVersion = '1'
 // maxRecord bounds what is read back: a request holds at most 64 layers and 256 KiB of environment.
 const maxRecord = 4 << 20
 
-const stateFile = "state"
+const (
+	stateFile = "state"
+	exitFile  = "exit" // of a sandbox that ended by itself, until that is acknowledged
+)
 
 // record is what survives this process.
 type record struct {
@@ -111,5 +114,43 @@ func (r *Runtime) rewrite(sb *sandbox, change func(*record)) error {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
 	sb.rec = &rec
+	return nil
+}
+
+// writeExit notes how a sandbox ended.
+func writeExit(dir string, x runtime.Exit) error {
+	b, err := json.Marshal(x)
+	if err != nil {
+		return err
+	}
+	tmp := filepath.Join(dir, exitFile+".new")
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, filepath.Join(dir, exitFile))
+}
+
+// readExit returns nil if there is none, and what can be said if it cannot be read.
+func readExit(dir string, id dsec.SandboxID) *runtime.Exit {
+	b, err := os.ReadFile(filepath.Join(dir, exitFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	x := &runtime.Exit{}
+	if err == nil {
+		err = json.Unmarshal(b, x)
+	}
+	if err != nil {
+		x = &runtime.Exit{Cause: dsec.CauseUnknown, By: dsec.InducedByUnknown, Evidence: []string{"it ended, and how is not known any more: " + err.Error()}}
+	}
+	x.ID = id
+	return x
+}
+
+func forgetExit(dir string) error {
+	err := os.Remove(filepath.Join(dir, exitFile))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return dsec.E(dsec.Internal, "forget end of sandbox", filepath.Base(dir), err)
+	}
 	return nil
 }

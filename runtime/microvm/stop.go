@@ -112,7 +112,11 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox, grace time.Duration) er
 	if err := r.groups.Remove(ctx, shared(sb.id)); err != nil {
 		return err
 	}
+	last.Memory, last.HostMemory, last.Pids = 0, 0, 0
 	if err := r.rewrite(sb, func(rec *record) { rec.Stopped, rec.Lease, rec.Last = true, nil, &last }); err != nil {
+		return err
+	}
+	if err := forgetExit(r.dir(sb.id)); err != nil {
 		return err
 	}
 	r.acknowledge(sb.id)
@@ -241,9 +245,7 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 		}
 		s.CPU, s.Throttled = c.CPU, c.Throttled
 	}
-	u, err := r.disks.Usage(ctx, shared(sb.id))
-	s.Disk = u.Used
-	return s, err
+	return s, nil
 }
 
 func (r *Runtime) sampleMachine(ctx context.Context, sb *sandbox, s *runtime.Stats) error {
@@ -261,10 +263,10 @@ func (r *Runtime) sampleMachine(ctx context.Context, sb *sandbox, s *runtime.Sta
 	if err != nil {
 		return err
 	}
-	if s.Memory, err = m.Memory(); err != nil {
+	if s.HostMemory, err = m.Memory(); err != nil {
 		return err
 	}
-	s.MemoryPeak = max(s.MemoryPeak, g.MemoryPeak)
+	s.Memory, s.MemoryPeak, s.Disk = g.Memory, max(s.MemoryPeak, g.MemoryPeak), g.Disk
 	s.Pids, s.PidsPeak, s.PidsDenied, s.OOMKills = g.Pids, g.PidsPeak, g.PidsDenied, g.OOMKills
 	return nil
 }

@@ -90,6 +90,19 @@ func (s *settings) nodeIDFile() string     { return filepath.Join(s.Data, "node-
 func (s *settings) adminMade() string      { return filepath.Join(s.Data, "admin-key-made") }
 func (s *settings) cgroupName() string     { return "dsec-" + s.Instance }
 func (s *settings) auditDir() string       { return filepath.Join(s.Data, "audit") }
+func (s *settings) machineDir() string     { return filepath.Join(s.Data, "machines") }
+func (s *settings) templateDir() string    { return filepath.Join(s.Data, "templates") }
+
+// kernelDir is where the kernels of virtual machines are kept.
+func (s *settings) kernelDir() string {
+	if s.Node.KernelCache != "" {
+		return s.Node.KernelCache
+	}
+	return filepath.Join(s.Data, "kernels")
+}
+
+// machineUID is the first user of a virtual machine.
+func (s *settings) machineUID() uint32 { return s.Node.UIDBase + uint32(s.Node.UIDRanges)<<16 }
 
 // nodeID returns the configured id, or the one made at the first start.
 func (s *settings) nodeID() (dsec.NodeID, error) {

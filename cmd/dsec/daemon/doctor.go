@@ -28,7 +28,8 @@ func Doctor() *cobra.Command {
 		Short: "Say what this machine can and cannot do, and why",
 		Long: `Tries what sandboxes need and prints what is used, or why it cannot be. Asks the
 daemons if they run; else it opens a machine of its own for the moment, which needs
-root. Exits with 1 if a tier cannot work.`,
+root. Exits with 1 if the tier of containers cannot work: others need more than every
+machine has, and say what.`,
 		Example: "  sudo dsec doctor\n  dsec doctor -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -85,9 +86,8 @@ func probe(ctx context.Context, as *settings) (reports []runtime.Report, err err
 	if err != nil {
 		return nil, err
 	}
-	r := m.examine(ctx, as)
-	r.Checks = append(r.Checks, store, demandProbe(as, nearest(as.layerDir())))
-	reports = []runtime.Report{r}
+	reports = m.examine(ctx, as)
+	reports[0].Checks = append(reports[0].Checks, store, demandProbe(as, nearest(as.layerDir())))
 	return reports, m.teardown(context.WithoutCancel(ctx), s, stack)
 }
 
@@ -101,8 +101,9 @@ func nearest(dir string) string {
 	}
 }
 
-// examine adds to what the tier found what it cannot know of the machine.
-func (m *machine) examine(ctx context.Context, s *settings) runtime.Report {
+// examine adds to what the tiers found what they cannot know of the machine. The tier of
+// containers is the first.
+func (m *machine) examine(ctx context.Context, s *settings) []runtime.Report {
 	r := m.tier.Probe(ctx)
 	if size, free, err := poolSize(s); err == nil {
 		r.Checks = append(r.Checks, poolRoom(s, size, free))
@@ -111,7 +112,7 @@ func (m *machine) examine(ctx context.Context, s *settings) runtime.Report {
 		walls, err := veth.Walls(ctx, veth.Config{Name: s.Instance})
 		r.Checks = append(r.Checks, firewall(walls, err), m.connections(ctx))
 	}
-	return r
+	return []runtime.Report{r, m.vms.Probe(ctx)}
 }
 
 // connections says whether sandboxes were refused some.
@@ -159,13 +160,13 @@ func printReports(out io.Writer, reports []runtime.Report) error {
 			}
 			fmt.Fprintf(tw, "  %s\t%s\t%s\n", k.Name, mark, k.Detail)
 		}
-		works = works && r.OK
+		works = works && (r.OK || r.Tier != dsec.TierContainer)
 	}
 	if err := tw.Flush(); err != nil {
 		return err
 	}
 	if !works {
-		return dsec.Errorf(dsec.Unsupported, "examine this machine", "", "a tier cannot work, see above")
+		return dsec.Errorf(dsec.Unsupported, "examine this machine", "", "the tier of containers cannot work, see above")
 	}
 	return nil
 }

@@ -24,7 +24,10 @@ import (
 	"github.com/opendsec/dsec/netpolicy/mirror"
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/container"
+	"github.com/opendsec/dsec/runtime/microvm"
+	"github.com/opendsec/dsec/runtime/microvm/qemu"
 )
 
 // machine is what sandboxes of the container tier are made of.
@@ -38,6 +41,8 @@ type machine struct {
 	names   *dns.Server    // that its sandboxes ask for
 	egress  *egress.Client // that looks at those they say; nil: nothing that a name alone opens passes on ports 80 and 443
 	tier    *container.Runtime
+	vms     *microvm.Runtime
+	driver  *qemu.Driver // of its machines; nil: none was needed yet
 
 	packages *mirror.Attendance // nil: no mirror is served
 	evidence evidence
@@ -149,7 +154,13 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			m.tier, err = container.Open(ctx, c)
 			return err
 		}, Undo: func(context.Context) error { return m.tier.Close() }},
+		m.openVMs(s, log),
 	}
+}
+
+// runtimes are the tiers of a machine.
+func (m *machine) runtimes() map[dsec.Tier]runtime.Runtime {
+	return map[dsec.Tier]runtime.Runtime{dsec.TierContainer: m.tier, dsec.TierMicroVM: m.vms}
 }
 
 // openNetwork opens the network and what serves it, names before anybody asks.

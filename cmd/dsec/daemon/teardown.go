@@ -16,10 +16,12 @@ import (
 // teardown ends a machine for good: every sandbox, the network, the hold. What is on disk stays.
 func (m *machine) teardown(ctx context.Context, s *settings, stack *lifecycle.Stack) error {
 	var errs []error
-	list, err := m.tier.List(ctx)
-	errs = append(errs, err)
-	for _, st := range list {
-		errs = append(errs, m.tier.Destroy(ctx, st.ID))
+	for _, tier := range m.runtimes() {
+		list, err := tier.List(ctx)
+		errs = append(errs, err)
+		for _, st := range list {
+			errs = append(errs, tier.Destroy(ctx, st.ID))
+		}
 	}
 	if m.network != nil {
 		errs = append(errs, m.network.Remove(ctx))
