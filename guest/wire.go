@@ -170,6 +170,10 @@ type Resume struct {
 	Hostname  string   `json:"hostname,omitempty"`
 	MachineID string   `json:"machine_id,omitempty"` // 32 hexadecimal digits, for /etc/machine-id
 	Network   *Network `json:"network,omitempty"`
+
+	// Files say what the sandbox is called: they are put in place of what is there when it is
+	// made, and again whenever this is told.
+	Files []NewFile `json:"files,omitempty"`
 }
 
 // Network of the guest's only link beside lo.
@@ -187,8 +191,7 @@ type Mount struct {
 	Overlay  Overlay      `json:"overlay"`
 	Defaults Defaults     `json:"defaults"`
 	Limits   Limits       `json:"limits"`
-	Dirs     []string     `json:"dirs,omitempty"`  // absolute in the sandbox, made where they are missing
-	Files    []NewFile    `json:"files,omitempty"` // put in place of what is there, before anything runs
+	Dirs     []string     `json:"dirs,omitempty"` // absolute in the sandbox, made where they are missing
 }
 
 // NewFile is a file of root's, of mode 0644.

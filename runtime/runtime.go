@@ -27,7 +27,7 @@
 // # Abilities
 //
 // What a tier can do beyond that are interfaces of a method or two: Execer, Filer,
-// Pauser, Resumer, Dialer, Packer, Networker, Phaser. A caller asks with a type assertion
+// Pauser, Resumer, Dialer, Packer, Networker, Phaser, Forker. A caller asks with a type assertion
 // and reports Unsupported with the tier's name if it fails. Nothing in this
 // package mentions a pid, a descriptor or a host path of a running sandbox:
 // above the runtime nobody may assume a shared kernel.
@@ -51,6 +51,7 @@ type Request struct {
 	ID     dsec.SandboxID
 	Spec   dsec.Spec
 	Layers layer.Set
+	From   string `json:",omitempty"` // the moment of a Forker that it goes on from, of the same layers; "": it begins anew
 }
 
 // Report is what a probe found.
@@ -193,6 +194,17 @@ type DiskWatcher interface {
 	// DiskFull is why a write to any disk may be refused now, whatever its limit says:
 	// what all of them share has no room; nil while it has. It is quick.
 	DiskFull(ctx context.Context) error
+}
+
+// Forker makes copies of what runs, with its memory and its disk.
+type Forker interface {
+	// KeepMoment keeps what a running sandbox is at one moment, under a name that no other
+	// has, until DropMoment; the sandbox goes on, or stays paused. A creation whose Request is
+	// From it goes on from there: the same processes, commands included, with names, addresses,
+	// time and random numbers of its own.
+	KeepMoment(ctx context.Context, id dsec.SandboxID, name string) error
+	// DropMoment forgets one. Unknown names are no error.
+	DropMoment(ctx context.Context, name string) error
 }
 
 // Packer makes layers of disks.

@@ -195,20 +195,25 @@ func checkDAX(m guest.FileSystem, at string) error {
 var errNotDAX = errors.New("dax is required, and the page cache has the data of a file")
 
 // furnishRoot makes directories and files of a root in which nothing runs yet.
-func furnishRoot(root string, m guest.Mount) error {
+func furnishRoot(root string, dirs []string, files []guest.NewFile) error {
 	dir, err := os.Open(root)
 	if err != nil {
 		return dsec.E(dsec.Internal, "open", "root of sandbox", err)
 	}
 	defer func() { _ = dir.Close() }()
-	for _, name := range m.Dirs {
+	for _, name := range dirs {
 		d, err := linux.MakeDirs(dir, name, 0, 0)
 		if err != nil {
 			return furnishError("make", dsec.Quote(name), err)
 		}
 		_ = d.Close()
 	}
-	for _, f := range m.Files {
+	return replaceFiles(dir, files)
+}
+
+// replaceFiles puts files into a root.
+func replaceFiles(dir *os.File, files []guest.NewFile) error {
+	for _, f := range files {
 		at, err := linux.MakeDirs(dir, f.Dir, 0, 0)
 		if err != nil {
 			return furnishError("make", dsec.Quote(f.Dir), err)

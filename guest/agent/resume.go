@@ -135,6 +135,9 @@ func (a *Agent) rename(r guest.Resume) error {
 			return fmt.Errorf("set host name: %w", err)
 		}
 	}
+	if err := replaceFiles(sb.root, r.Files); err != nil { // what it has made of its root is its own business
+		a.log.Warn("a sandbox has other names than its files say", "err", err)
+	}
 	return writeMachineID(sb.root, r.MachineID)
 }
 

@@ -107,7 +107,7 @@ func (sb *sandbox) make(ctx context.Context, told guest.Resume, undo *[]func()) 
 	if err != nil {
 		return err
 	}
-	if err := furnishRoot(root, sb.spec); err != nil {
+	if err := furnishRoot(root, sb.spec.Dirs, told.Files); err != nil {
 		return err
 	}
 	if err := sb.makeSpool(undo); err != nil {

@@ -218,10 +218,11 @@ func (r *Runtime) removeStrays(ctx context.Context) error {
 		}
 	}
 	for _, name := range disks {
-		if id, ok := strings.CutPrefix(name, Prefix); ok && !r.isOurs(id) {
+		if id, ok := strings.CutPrefix(name, Prefix); ok && !r.isOurs(id) && !strings.HasPrefix(id, momentPrefix) {
 			errs = append(errs, r.disks.Remove(ctx, name))
 		}
 	}
+	errs = append(errs, r.dropMoments(ctx, disks))
 	for _, name := range nets {
 		if !r.isOurs(strings.TrimPrefix(name, netName(""))) {
 			errs = append(errs, r.hold.Drop(ctx, name))

@@ -68,6 +68,9 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 	defer b.close()
 	sb.beginMaking()
 	steps := append([]lifecycle.Step{b.state(), b.newDisk()}, b.begin()...)
+	if req.From != "" {
+		steps = append([]lifecycle.Step{b.state()}, b.fork()...)
+	}
 	took, err := lifecycle.Run(ctx, "microvm.create", steps...)
 	if err != nil {
 		r.forget(sb)
@@ -90,6 +93,11 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 	}
 	if more := capsOf(profile) & guest.Withheld; more != 0 {
 		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "the profile %s has capabilities %#x that tier %s does not give", profile, more, dsec.TierMicroVM)
+	}
+	if req.From != "" {
+		if err := vmm.CheckName(req.From); err != nil {
+			return err
+		}
 	}
 	switch {
 	case len(req.Spec.Phases) > 0:
@@ -279,14 +287,6 @@ func (b *build) mount(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, mountTime)
 	defer cancel()
 	m := mountOf(b.rec)
-	var l netpolicy.Lease
-	if b.rec.Lease != nil {
-		l = b.rec.Lease.Lease
-	}
-	name := hostname(b.sb.id, b.rec.Request.Spec)
-	for file, content := range map[string][]byte{"hosts": l.Hosts(name), "hostname": []byte(name + "\n"), "resolv.conf": l.ResolvConf()} {
-		m.Files = append(m.Files, guest.NewFile{Dir: "/etc", Name: file, Content: content})
-	}
 	for _, dir := range []string{path.Join("/", b.rec.Request.Layers.Config.Workdir), first(b.rec.Request.Spec.Workdir, "/")} {
 		if dir != "/" {
 			m.Dirs = append(m.Dirs, dir)
@@ -346,6 +346,11 @@ func (b *build) main(ctx context.Context) error {
 			return err
 		}
 	}
+	return b.done(ctx)
+}
+
+// done says that the sandbox runs.
+func (b *build) done(context.Context) error {
 	rec := *b.rec
 	rec.Ready = rec.Starts
 	if err := writeRecord(b.r.dir(b.sb.id), &rec); err != nil {

@@ -87,6 +87,7 @@ var (
 	_ runtime.Resumer     = (*Runtime)(nil)
 	_ runtime.Dialer      = (*Runtime)(nil)
 	_ runtime.Networker   = (*Runtime)(nil)
+	_ runtime.Forker      = (*Runtime)(nil)
 	_ runtime.DiskWatcher = (*Runtime)(nil)
 )
 

@@ -11,6 +11,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/internal/version"
+	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
 )
 
@@ -112,6 +113,16 @@ func (r *Runtime) explain(op string, sb *sandbox, err error) error {
 func (r *Runtime) identity(sb *sandbox, rec *record) guest.Resume {
 	q := guest.Resume{Time: time.Now().UnixNano(), Seed: make([]byte, 32), Hostname: hostname(sb.id, rec.Request.Spec), MachineID: rec.MachineID, Network: rec.Lease.network()}
 	_, _ = cryptorand.Read(q.Seed) // never errs
+	var l netpolicy.Lease
+	if rec.Lease != nil {
+		l = rec.Lease.Lease
+	}
+	for _, f := range []struct {
+		name    string
+		content []byte
+	}{{"hosts", l.Hosts(q.Hostname)}, {"hostname", []byte(q.Hostname + "\n")}, {"resolv.conf", l.ResolvConf()}} {
+		q.Files = append(q.Files, guest.NewFile{Dir: "/etc", Name: f.name, Content: f.content})
+	}
 	return q
 }
 

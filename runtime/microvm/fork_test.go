@@ -1,0 +1,149 @@
+package microvm
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+)
+
+const manyForks = 8
+
+// Copies of one moment have the processes, memory and disk of their source, and are told apart by
+// everything that has to differ: random numbers, names, the hardware address, and their clock is right.
+func TestForksAreDifferent(t *testing.T) {
+	w := newWorld(t, linked)
+	open := func(r *runtime.Request) { r.Spec.Network = dsec.NetworkOpen }
+	source := request(open)
+	_, err := w.r.Create(t.Context(), source)
+	must(t, err)
+	id := source.ID
+	w.run(t, id, "echo kept > /root/disk; mkdir /root/go")
+	// One that was started before, and draws when it is told to.
+	drawer, err := w.r.Exec(t.Context(), id, process.Spec{ID: "drawer", Argv: []string{"/bin/sh", "-c",
+		"n=0; while ! test -e /root/go/now; do n=$((n+1)); sleep 0.05; done; head -c 16 /dev/urandom | od -An -tx1; echo $n; sleep 600"}})
+	must(t, err)
+	must(t, w.r.KeepMoment(t.Context(), id, "m1"))
+	forks := w.forks(t, "m1", open)
+	if o := w.run(t, id, "cat /root/disk"); o.stdout != "kept\n" {
+		t.Errorf("the source: %+v", o)
+	}
+	must(t, w.r.DropMoment(t.Context(), "m1"))
+	seen := map[string]map[string]bool{}
+	note := func(what, value string, id dsec.SandboxID) {
+		if seen[what] == nil {
+			seen[what] = map[string]bool{}
+		}
+		if value == "" || seen[what][value] {
+			t.Errorf("%s: %s %q is empty, or another's", id, what, value)
+		}
+		seen[what][value] = true
+	}
+	for _, id := range append(forks, id) {
+		before := time.Now()
+		o := w.run(t, id, `date +%s; hostname; cat /etc/machine-id /proc/sys/kernel/random/uuid; head -c 16 /dev/urandom | od -An -tx1; cat /sys/class/net/eth0/address /etc/hostname; cat /root/disk; grep -c . /etc/hosts`)
+		lines := strings.Split(strings.TrimSpace(o.stdout), "\n")
+		if o.ExitCode != 0 || len(lines) != 9 {
+			t.Fatalf("%s: %+v", id, o)
+		}
+		at, _ := strconv.ParseInt(lines[0], 10, 64)
+		if d := time.Unix(at, 0).Sub(before); d < -1500*time.Millisecond || d > 2*time.Second { // whole seconds, and the time it takes
+			t.Errorf("%s: its clock is %v off", id, d)
+		}
+		for i, what := range map[int]string{1: "host name", 2: "machine id", 3: "uuid", 4: "random bytes", 5: "MAC"} {
+			note(what, lines[i], id)
+		}
+		if lines[1] != string(id) || lines[6] != string(id) || lines[7] != "kept" {
+			t.Errorf("%s: %q", id, lines)
+		}
+	}
+	for _, id := range append(forks, id) {
+		p, err := w.r.Process(t.Context(), id, "drawer")
+		must(t, err)
+		w.run(t, id, "touch /root/go/now")
+		eventually(t, "it has drawn", func() bool {
+			head, _, _, err := p.Kept(t.Context(), process.Stdout)
+			return err == nil && strings.Count(string(head), "\n") == 2
+		})
+		head, _, _, err := p.Kept(t.Context(), process.Stdout)
+		must(t, err)
+		note("bytes of a program that ran before", strings.Split(string(head), "\n")[0], id)
+	}
+	_ = drawer
+}
+
+// forks makes copies of a moment at once.
+func (w *world) forks(t *testing.T, name string, f ...func(*runtime.Request)) []dsec.SandboxID {
+	t.Helper()
+	var wg sync.WaitGroup
+	ids, errs := make([]dsec.SandboxID, manyForks), make([]error, manyForks)
+	for i := range manyForks {
+		wg.Go(func() {
+			r := request(f...)
+			r.From = name
+			ids[i] = r.ID
+			_, errs[i] = w.r.Create(context.Background(), r)
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		must(t, err)
+	}
+	return ids
+}
+
+// Commands may be started at once after a machine goes on: none is lost.
+func TestCommandsRightAfterTheFork(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t)
+	must(t, w.r.KeepMoment(t.Context(), id, "m"))
+	r := request()
+	r.From = "m"
+	_, err := w.r.Create(t.Context(), r)
+	must(t, err)
+	must(t, w.r.DropMoment(t.Context(), "m"))
+	var wg sync.WaitGroup
+	errs := make(chan error, 100)
+	for i := range 100 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			p, err := w.r.Exec(ctx, r.ID, process.Spec{Argv: []string{"/bin/echo", strconv.Itoa(i)}})
+			if err == nil {
+				_, err = p.Wait(ctx)
+			}
+			var out []byte
+			if err == nil {
+				out, _, _, err = p.Kept(ctx, process.Stdout)
+			}
+			if err == nil && string(out) != strconv.Itoa(i)+"\n" {
+				err = fmt.Errorf("echo %d said %q", i, out)
+			}
+			if err != nil {
+				errs <- err
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		t.Error(err)
+	}
+}
+
+func eventually(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
