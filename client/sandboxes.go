@@ -191,6 +191,25 @@ func (c *Client) Resume(ctx context.Context, id dsec.SandboxID) (Sandbox, error)
 	return change(ctx, c, "resume sandbox", func() (*dsecv1.ResumeResponse, error) { return c.sandboxes.Resume(ctx, req) })
 }
 
+// Fork makes copies of a running or paused sandbox, which goes on: processes, memory and disk
+// as they are at one moment, with names and random numbers of their own. All are made, or none.
+func (c *Client) Fork(ctx context.Context, id dsec.SandboxID, count int) ([]Sandbox, error) {
+	req := &dsecv1.ForkRequest{Id: string(id), Count: int32(count), CallId: newKey()}
+	var resp *dsecv1.ForkResponse
+	err := c.retry(ctx, "fork sandbox", func() (err error) {
+		resp, err = c.sandboxes.Fork(ctx, req)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Sandbox, 0, len(resp.Sandboxes))
+	for _, sb := range resp.Sandboxes {
+		out = append(out, sandbox(sb))
+	}
+	return out, nil
+}
+
 // Renew moves the idle clock, and the lifetime from now on if it is not 0.
 func (c *Client) Renew(ctx context.Context, id dsec.SandboxID, lifetime time.Duration) (Sandbox, error) {
 	req := &dsecv1.RenewRequest{Id: string(id), Lifetime: wire.Seconds(lifetime), CallId: newKey()}

@@ -140,6 +140,10 @@ func (n *thinNode) Resume(ctx context.Context, id dsec.SandboxID, _ string) (nod
 	return n.change(id, dsec.Running, func() error { return n.rt.Resume(ctx, id) })
 }
 
+func (n *thinNode) Fork(_ context.Context, id dsec.SandboxID, count int, _ string) ([]node.Sandbox, error) {
+	return nil, dsec.Errorf(dsec.Unsupported, "fork sandbox", string(id), "%d copies of one without memory of its own", count)
+}
+
 func (n *thinNode) Renew(ctx context.Context, id dsec.SandboxID, _ time.Duration, _ string) (node.Sandbox, error) {
 	return n.Get(ctx, id)
 }

@@ -151,7 +151,7 @@ func knownMethod(path string) bool {
 	return slices.Contains(methods, method)
 }
 
-var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Renew", "SetNetwork", "Egress", "SetPhase",
+var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Fork", "Renew", "SetNetwork", "Egress", "SetPhase",
 	"Commit", "Changes", "Stats", "Audit", "Findings", "Grade", "Exec", "WriteStdin", "CloseStdin", "Signal", "Kill", "Resize", "Wait", "Output", "Kept", "Release",
 	"Open", "Subscribe", "Unsubscribe", "Ack", "Stat", "Mkdir", "Move", "Remove", "SetAttr", "Watch", "Import", "Build",
 	"Inspect", "Tag", "Ensure", "CreateTemplate", "Merge", "Trace", "Repack", "Evict", "OnDemand", "Info", "Nodes", "Doctor", "Revoke"}

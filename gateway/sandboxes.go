@@ -285,6 +285,34 @@ func (s *sandboxes) Resume(ctx context.Context, req *dsecv1.ResumeRequest) (*dse
 	return resp, s.on(ctx, req.Id, wire.VerbResume, req, resp)
 }
 
+// Fork makes sandboxes, within the quota.
+func (s *sandboxes) Fork(ctx context.Context, req *dsecv1.ForkRequest) (*dsecv1.ForkResponse, error) {
+	if req.Count < 1 || req.Count > maxForks {
+		return nil, dsec.Errorf(dsec.Invalid, "fork sandbox", req.Id, "%d copies, want 1 to %d", req.Count, maxForks)
+	}
+	if req.CallId == "" {
+		req.CallId = "g" + dsec.Random(24) // a retry inside the platform must find what the first try made
+	}
+	for range req.Count {
+		release, err := s.quota.take(principal(ctx).Project, s.cfg.MaxLive, s.cfg.Cluster.Live)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+	}
+	ctx, cancel := within(ctx, createWithin)
+	defer cancel()
+	resp := &dsecv1.ForkResponse{}
+	err := s.on(ctx, req.Id, wire.VerbFork, req, resp)
+	for _, sb := range resp.Sandboxes {
+		_ = s.saw(sb, err)
+	}
+	return resp, err
+}
+
+// maxForks is how many copies a node makes in one call.
+const maxForks = 1000
+
 func (s *sandboxes) Renew(ctx context.Context, req *dsecv1.RenewRequest) (*dsecv1.RenewResponse, error) {
 	resp := &dsecv1.RenewResponse{}
 	return resp, s.on(ctx, req.Id, wire.VerbRenew, req, resp)

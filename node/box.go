@@ -24,6 +24,7 @@ type box struct {
 	unpack context.CancelCauseFunc // of a commit at work; guarded by mu
 	held   share                   // of the budget; guarded by turn
 	left   bool                    // something could not be undone; guarded by turn
+	from   string                  // moment of another sandbox that it goes on from; "": it begins anew
 
 	mu         sync.Mutex
 	rec        record

@@ -84,7 +84,7 @@ func (n *Node) once(ctx context.Context, verb string, id dsec.SandboxID, callID 
 		return "", dsec.E(dsec.Unavailable, verb, string(id), ErrClosed)
 	}
 	switch verb {
-	case "pause", "resume", "commit", "set_network":
+	case "pause", "resume", "fork", "commit", "set_network":
 		if err := t.settled(verb); err != nil {
 			return "", err
 		}

@@ -332,7 +332,7 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 		lifecycle.Step{Name: "runtime",
 			Do: func(ctx context.Context) (err error) {
 				b.startOver(digestsOf(set))
-				if inner, err = b.rt.Create(ctx, runtime.Request{ID: b.id, Spec: spec, Layers: set}); err != nil {
+				if inner, err = b.rt.Create(ctx, runtime.Request{ID: b.id, Spec: spec, Layers: set, From: b.from}); err != nil {
 					return &buildError{err, true}
 				}
 				return nil

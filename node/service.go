@@ -93,6 +93,14 @@ type Confiner interface {
 	SetPhase(ctx context.Context, id dsec.SandboxID, name, callID string) (Sandbox, error)
 }
 
+// Forker copies sandboxes.
+type Forker interface {
+	// Fork makes copies of a running or paused sandbox, which goes on: processes, memory and
+	// disk as they are at one moment, names and random numbers of their own. All are made,
+	// or none. Unsupported for a tier that has no memory of its own to copy.
+	Fork(ctx context.Context, id dsec.SandboxID, count int, callID string) ([]Sandbox, error)
+}
+
 // Grader grades what was done in a sandbox.
 type Grader interface {
 	// Grade runs a grader, in a fresh sandbox unless the spec says otherwise, and
@@ -119,6 +127,7 @@ type Service interface {
 	// goes on, and gives it the tag, if there is one, and the tag to its project.
 	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scrub dsec.Scrub, callID string) (dsec.Packed, error)
 	Grader
+	Forker
 }
 
 // Inside is what reaches into a sandbox. Exec and Dial resume a paused sandbox

@@ -26,7 +26,8 @@ func FileInfoFrom(p *dsecv1.FileInfo) files.Info {
 func Stats(s runtime.Stats) *dsecv1.StatsResponse {
 	return &dsecv1.StatsResponse{Cpu: seconds(s.CPU), Throttled: seconds(s.Throttled), Memory: s.Memory,
 		MemoryPeak: s.MemoryPeak, MemoryLimit: s.MemoryLimit, Pids: s.Pids, PidsPeak: s.PidsPeak,
-		PidsLimit: s.PidsLimit, Disk: s.Disk, DiskLimit: s.DiskLimit, OomKills: s.OOMKills, PidsDenied: s.PidsDenied}
+		PidsLimit: s.PidsLimit, Disk: s.Disk, DiskLimit: s.DiskLimit, OomKills: s.OOMKills, PidsDenied: s.PidsDenied,
+		HostMemory: s.HostMemory}
 }
 
 // StatsFrom the wire.
@@ -34,7 +35,7 @@ func StatsFrom(p *dsecv1.StatsResponse) runtime.Stats {
 	return runtime.Stats{CPU: duration(p.GetCpu()), Throttled: duration(p.GetThrottled()), Memory: p.GetMemory(),
 		MemoryPeak: p.GetMemoryPeak(), MemoryLimit: p.GetMemoryLimit(), Pids: p.GetPids(), PidsPeak: p.GetPidsPeak(),
 		PidsLimit: p.GetPidsLimit(), Disk: p.GetDisk(), DiskLimit: p.GetDiskLimit(), OOMKills: p.GetOomKills(),
-		PidsDenied: p.GetPidsDenied()}
+		PidsDenied: p.GetPidsDenied(), HostMemory: p.GetHostMemory()}
 }
 
 // Reports for the wire.

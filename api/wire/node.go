@@ -18,6 +18,7 @@ const (
 	VerbDelete     = "delete"
 	VerbPause      = "pause"
 	VerbResume     = "resume"
+	VerbFork       = "fork"
 	VerbRenew      = "renew"
 	VerbSetNetwork = "set_network"
 	VerbEgress     = "egress"

@@ -24,6 +24,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbDelete:     unary(s.delete),
 		wire.VerbPause:      unary(s.pause),
 		wire.VerbResume:     unary(s.resume),
+		wire.VerbFork:       unary(s.fork),
 		wire.VerbRenew:      unary(s.renew),
 		wire.VerbSetNetwork: unary(s.setNetwork),
 		wire.VerbEgress:     unary(s.egress),
@@ -161,6 +162,22 @@ func (s *Server) resume(ctx context.Context, who caller, req *dsecv1.ResumeReque
 		return s.cfg.Service.Resume(ctx, id, req.CallId)
 	})
 	return &dsecv1.ResumeResponse{Sandbox: sb}, err
+}
+
+func (s *Server) fork(ctx context.Context, who caller, req *dsecv1.ForkRequest) (proto.Message, error) {
+	id, err := s.own(ctx, who, req.Id)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.cfg.Service.Fork(ctx, id, int(req.Count), req.CallId)
+	if err != nil {
+		return nil, s.ended(id, err)
+	}
+	resp := &dsecv1.ForkResponse{}
+	for _, sb := range all {
+		resp.Sandboxes = append(resp.Sandboxes, s.message(sb))
+	}
+	return resp, nil
 }
 
 func (s *Server) renew(ctx context.Context, who caller, req *dsecv1.RenewRequest) (proto.Message, error) {

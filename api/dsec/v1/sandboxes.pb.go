@@ -2084,6 +2084,110 @@ func (x *ResumeResponse) GetSandbox() *Sandbox {
 	return nil
 }
 
+type ForkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	CallId        string                 `protobuf:"bytes,2,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	Count         int32                  `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"` // 1 to 1,000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkRequest) Reset() {
+	*x = ForkRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkRequest) ProtoMessage() {}
+
+func (x *ForkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
+func (*ForkRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ForkRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ForkRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+func (x *ForkRequest) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type ForkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandboxes     []*Sandbox             `protobuf:"bytes,1,rep,name=sandboxes,proto3" json:"sandboxes,omitempty"` // copies, running
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkResponse) Reset() {
+	*x = ForkResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkResponse) ProtoMessage() {}
+
+func (x *ForkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkResponse.ProtoReflect.Descriptor instead.
+func (*ForkResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ForkResponse) GetSandboxes() []*Sandbox {
+	if x != nil {
+		return x.Sandboxes
+	}
+	return nil
+}
+
 type RenewRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2095,7 +2199,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2107,7 +2211,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[29]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2120,7 +2224,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{29}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RenewRequest) GetId() string {
@@ -2153,7 +2257,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2165,7 +2269,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[30]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2178,7 +2282,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{30}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RenewResponse) GetSandbox() *Sandbox {
@@ -2200,7 +2304,7 @@ type SetNetworkRequest struct {
 
 func (x *SetNetworkRequest) Reset() {
 	*x = SetNetworkRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2212,7 +2316,7 @@ func (x *SetNetworkRequest) String() string {
 func (*SetNetworkRequest) ProtoMessage() {}
 
 func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2225,7 +2329,7 @@ func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SetNetworkRequest) GetId() string {
@@ -2265,7 +2369,7 @@ type SetNetworkResponse struct {
 
 func (x *SetNetworkResponse) Reset() {
 	*x = SetNetworkResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2277,7 +2381,7 @@ func (x *SetNetworkResponse) String() string {
 func (*SetNetworkResponse) ProtoMessage() {}
 
 func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2290,7 +2394,7 @@ func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*SetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetNetworkResponse) GetSandbox() *Sandbox {
@@ -2309,7 +2413,7 @@ type EgressRequest struct {
 
 func (x *EgressRequest) Reset() {
 	*x = EgressRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2321,7 +2425,7 @@ func (x *EgressRequest) String() string {
 func (*EgressRequest) ProtoMessage() {}
 
 func (x *EgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2334,7 +2438,7 @@ func (x *EgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressRequest.ProtoReflect.Descriptor instead.
 func (*EgressRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EgressRequest) GetId() string {
@@ -2357,7 +2461,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2473,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2486,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EgressResponse) GetRows() []*EgressRow {
@@ -2437,7 +2541,7 @@ type EgressRow struct {
 
 func (x *EgressRow) Reset() {
 	*x = EgressRow{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2449,7 +2553,7 @@ func (x *EgressRow) String() string {
 func (*EgressRow) ProtoMessage() {}
 
 func (x *EgressRow) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2462,7 +2566,7 @@ func (x *EgressRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressRow.ProtoReflect.Descriptor instead.
 func (*EgressRow) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EgressRow) GetName() string {
@@ -2532,7 +2636,7 @@ type SetPhaseRequest struct {
 
 func (x *SetPhaseRequest) Reset() {
 	*x = SetPhaseRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2648,7 @@ func (x *SetPhaseRequest) String() string {
 func (*SetPhaseRequest) ProtoMessage() {}
 
 func (x *SetPhaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2661,7 @@ func (x *SetPhaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPhaseRequest.ProtoReflect.Descriptor instead.
 func (*SetPhaseRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SetPhaseRequest) GetId() string {
@@ -2590,7 +2694,7 @@ type SetPhaseResponse struct {
 
 func (x *SetPhaseResponse) Reset() {
 	*x = SetPhaseResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2706,7 @@ func (x *SetPhaseResponse) String() string {
 func (*SetPhaseResponse) ProtoMessage() {}
 
 func (x *SetPhaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2719,7 @@ func (x *SetPhaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPhaseResponse.ProtoReflect.Descriptor instead.
 func (*SetPhaseResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SetPhaseResponse) GetSandbox() *Sandbox {
@@ -2637,7 +2741,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2649,7 +2753,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2662,7 +2766,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -2709,7 +2813,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +2825,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +2838,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CommitResponse) GetDigest() string {
@@ -2808,7 +2912,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2820,7 +2924,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2833,7 +2937,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Scrub) GetHistories() bool {
@@ -2894,7 +2998,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +3010,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +3023,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ScrubReport) GetVersion() int32 {
@@ -2991,7 +3095,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +3107,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3016,7 +3120,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Finding) GetPath() string {
@@ -3068,7 +3172,7 @@ type Lineage struct {
 
 func (x *Lineage) Reset() {
 	*x = Lineage{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3080,7 +3184,7 @@ func (x *Lineage) String() string {
 func (*Lineage) ProtoMessage() {}
 
 func (x *Lineage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3093,7 +3197,7 @@ func (x *Lineage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lineage.ProtoReflect.Descriptor instead.
 func (*Lineage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Lineage) GetParents() []string {
@@ -3141,7 +3245,7 @@ type ChangesRequest struct {
 
 func (x *ChangesRequest) Reset() {
 	*x = ChangesRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3153,7 +3257,7 @@ func (x *ChangesRequest) String() string {
 func (*ChangesRequest) ProtoMessage() {}
 
 func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3166,7 +3270,7 @@ func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
 func (*ChangesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{44}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ChangesRequest) GetId() string {
@@ -3197,7 +3301,7 @@ type ChangesResponse struct {
 
 func (x *ChangesResponse) Reset() {
 	*x = ChangesResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3313,7 @@ func (x *ChangesResponse) String() string {
 func (*ChangesResponse) ProtoMessage() {}
 
 func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3326,7 @@ func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesResponse.ProtoReflect.Descriptor instead.
 func (*ChangesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{45}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ChangesResponse) GetChanges() []*Change {
@@ -3279,7 +3383,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3291,7 +3395,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3304,7 +3408,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{46}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Change) GetKind() string {
@@ -3344,7 +3448,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3460,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3473,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{47}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -3393,13 +3497,14 @@ type StatsResponse struct {
 	DiskLimit     int64                  `protobuf:"varint,10,opt,name=disk_limit,json=diskLimit,proto3" json:"disk_limit,omitempty"`
 	OomKills      int64                  `protobuf:"varint,11,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
 	PidsDenied    int64                  `protobuf:"varint,12,opt,name=pids_denied,json=pidsDenied,proto3" json:"pids_denied,omitempty"`
+	HostMemory    int64                  `protobuf:"varint,13,opt,name=host_memory,json=hostMemory,proto3" json:"host_memory,omitempty"` // bytes that a machine of its own takes of the node, shared ones by its part; 0: it has none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3411,7 +3516,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3424,7 +3529,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{48}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StatsResponse) GetCpu() float64 {
@@ -3511,6 +3616,13 @@ func (x *StatsResponse) GetPidsDenied() int64 {
 	return 0
 }
 
+func (x *StatsResponse) GetHostMemory() int64 {
+	if x != nil {
+		return x.HostMemory
+	}
+	return 0
+}
+
 // GradeRequest asks for a grading, see docs/formats/grade.md.
 type GradeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3536,7 +3648,7 @@ type GradeRequest struct {
 
 func (x *GradeRequest) Reset() {
 	*x = GradeRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3548,7 +3660,7 @@ func (x *GradeRequest) String() string {
 func (*GradeRequest) ProtoMessage() {}
 
 func (x *GradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3561,7 +3673,7 @@ func (x *GradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GradeRequest.ProtoReflect.Descriptor instead.
 func (*GradeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{49}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GradeRequest) GetId() string {
@@ -3686,7 +3798,7 @@ type GradeFile struct {
 
 func (x *GradeFile) Reset() {
 	*x = GradeFile{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[50]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3698,7 +3810,7 @@ func (x *GradeFile) String() string {
 func (*GradeFile) ProtoMessage() {}
 
 func (x *GradeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[50]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3711,7 +3823,7 @@ func (x *GradeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GradeFile.ProtoReflect.Descriptor instead.
 func (*GradeFile) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{50}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GradeFile) GetPath() string {
@@ -3740,7 +3852,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[51]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3752,7 +3864,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[51]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3765,7 +3877,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{51}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AuditRequest) GetId() string {
@@ -3805,7 +3917,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[52]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3817,7 +3929,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[52]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3830,7 +3942,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{52}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AuditResponse) GetRecord() *AuditRecord {
@@ -3856,7 +3968,7 @@ type FindingsRequest struct {
 
 func (x *FindingsRequest) Reset() {
 	*x = FindingsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3868,7 +3980,7 @@ func (x *FindingsRequest) String() string {
 func (*FindingsRequest) ProtoMessage() {}
 
 func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3881,7 +3993,7 @@ func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsRequest.ProtoReflect.Descriptor instead.
 func (*FindingsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{53}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FindingsRequest) GetId() string {
@@ -3942,7 +4054,7 @@ type FindingsResponse struct {
 
 func (x *FindingsResponse) Reset() {
 	*x = FindingsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[54]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3954,7 +4066,7 @@ func (x *FindingsResponse) String() string {
 func (*FindingsResponse) ProtoMessage() {}
 
 func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[54]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3967,7 +4079,7 @@ func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsResponse.ProtoReflect.Descriptor instead.
 func (*FindingsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{54}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *FindingsResponse) GetFindings() []*HackFinding {
@@ -3994,7 +4106,7 @@ type HackFinding struct {
 
 func (x *HackFinding) Reset() {
 	*x = HackFinding{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[55]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4006,7 +4118,7 @@ func (x *HackFinding) String() string {
 func (*HackFinding) ProtoMessage() {}
 
 func (x *HackFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[55]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4019,7 +4131,7 @@ func (x *HackFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HackFinding.ProtoReflect.Descriptor instead.
 func (*HackFinding) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{55}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *HackFinding) GetClass() string {
@@ -4101,7 +4213,7 @@ type AuditRecord struct {
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[56]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4113,7 +4225,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[56]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4126,7 +4238,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{56}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *AuditRecord) GetSeq() uint64 {
@@ -4408,7 +4520,13 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\acall_id\x18\x02 \x01(\tR\x06callId\"<\n" +
 	"\x0eResumeResponse\x12*\n" +
-	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"S\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"L\n" +
+	"\vForkRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\acall_id\x18\x02 \x01(\tR\x06callId\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\x05R\x05count\">\n" +
+	"\fForkResponse\x12.\n" +
+	"\tsandboxes\x18\x01 \x03(\v2\x10.dsec.v1.SandboxR\tsandboxes\"S\n" +
 	"\fRenewRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\blifetime\x18\x02 \x01(\x01R\blifetime\x12\x17\n" +
@@ -4507,7 +4625,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x10\n" +
 	"\x03was\x18\x04 \x01(\x03R\x03was\"\x1e\n" +
 	"\fStatsRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xdc\x02\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xfd\x02\n" +
 	"\rStatsResponse\x12\x10\n" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12\x1c\n" +
 	"\tthrottled\x18\x02 \x01(\x01R\tthrottled\x12\x16\n" +
@@ -4525,7 +4643,9 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	" \x01(\x03R\tdiskLimit\x12\x1b\n" +
 	"\toom_kills\x18\v \x01(\x03R\boomKills\x12\x1f\n" +
 	"\vpids_denied\x18\f \x01(\x03R\n" +
-	"pidsDenied\"\x92\x04\n" +
+	"pidsDenied\x12\x1f\n" +
+	"\vhost_memory\x18\r \x01(\x03R\n" +
+	"hostMemory\"\x92\x04\n" +
 	"\fGradeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\acall_id\x18\x02 \x01(\tR\x06callId\x12\x14\n" +
@@ -4593,7 +4713,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06detail\x18\v \x01(\tR\x06detail\x12\x12\n" +
 	"\x04exec\x18\f \x01(\tR\x04exec\x12\x14\n" +
 	"\x05phase\x18\r \x01(\tR\x05phase\x12\x14\n" +
-	"\x05count\x18\x0e \x01(\x03R\x05count2\xf0\b\n" +
+	"\x05count\x18\x0e \x01(\x03R\x05count2\xa5\t\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -4604,7 +4724,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x04Stop\x12\x14.dsec.v1.StopRequest\x1a\x15.dsec.v1.StopResponse\x129\n" +
 	"\x06Delete\x12\x16.dsec.v1.DeleteRequest\x1a\x17.dsec.v1.DeleteResponse\x126\n" +
 	"\x05Pause\x12\x15.dsec.v1.PauseRequest\x1a\x16.dsec.v1.PauseResponse\x129\n" +
-	"\x06Resume\x12\x16.dsec.v1.ResumeRequest\x1a\x17.dsec.v1.ResumeResponse\x126\n" +
+	"\x06Resume\x12\x16.dsec.v1.ResumeRequest\x1a\x17.dsec.v1.ResumeResponse\x123\n" +
+	"\x04Fork\x12\x14.dsec.v1.ForkRequest\x1a\x15.dsec.v1.ForkResponse\x126\n" +
 	"\x05Renew\x12\x15.dsec.v1.RenewRequest\x1a\x16.dsec.v1.RenewResponse\x12E\n" +
 	"\n" +
 	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x129\n" +
@@ -4629,7 +4750,7 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*Phase)(nil),                 // 1: dsec.v1.Phase
@@ -4660,148 +4781,153 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*PauseResponse)(nil),         // 26: dsec.v1.PauseResponse
 	(*ResumeRequest)(nil),         // 27: dsec.v1.ResumeRequest
 	(*ResumeResponse)(nil),        // 28: dsec.v1.ResumeResponse
-	(*RenewRequest)(nil),          // 29: dsec.v1.RenewRequest
-	(*RenewResponse)(nil),         // 30: dsec.v1.RenewResponse
-	(*SetNetworkRequest)(nil),     // 31: dsec.v1.SetNetworkRequest
-	(*SetNetworkResponse)(nil),    // 32: dsec.v1.SetNetworkResponse
-	(*EgressRequest)(nil),         // 33: dsec.v1.EgressRequest
-	(*EgressResponse)(nil),        // 34: dsec.v1.EgressResponse
-	(*EgressRow)(nil),             // 35: dsec.v1.EgressRow
-	(*SetPhaseRequest)(nil),       // 36: dsec.v1.SetPhaseRequest
-	(*SetPhaseResponse)(nil),      // 37: dsec.v1.SetPhaseResponse
-	(*CommitRequest)(nil),         // 38: dsec.v1.CommitRequest
-	(*CommitResponse)(nil),        // 39: dsec.v1.CommitResponse
-	(*Scrub)(nil),                 // 40: dsec.v1.Scrub
-	(*ScrubReport)(nil),           // 41: dsec.v1.ScrubReport
-	(*Finding)(nil),               // 42: dsec.v1.Finding
-	(*Lineage)(nil),               // 43: dsec.v1.Lineage
-	(*ChangesRequest)(nil),        // 44: dsec.v1.ChangesRequest
-	(*ChangesResponse)(nil),       // 45: dsec.v1.ChangesResponse
-	(*Change)(nil),                // 46: dsec.v1.Change
-	(*StatsRequest)(nil),          // 47: dsec.v1.StatsRequest
-	(*StatsResponse)(nil),         // 48: dsec.v1.StatsResponse
-	(*GradeRequest)(nil),          // 49: dsec.v1.GradeRequest
-	(*GradeFile)(nil),             // 50: dsec.v1.GradeFile
-	(*AuditRequest)(nil),          // 51: dsec.v1.AuditRequest
-	(*AuditResponse)(nil),         // 52: dsec.v1.AuditResponse
-	(*FindingsRequest)(nil),       // 53: dsec.v1.FindingsRequest
-	(*FindingsResponse)(nil),      // 54: dsec.v1.FindingsResponse
-	(*HackFinding)(nil),           // 55: dsec.v1.HackFinding
-	(*AuditRecord)(nil),           // 56: dsec.v1.AuditRecord
-	nil,                           // 57: dsec.v1.Spec.EnvEntry
-	nil,                           // 58: dsec.v1.Spec.LabelsEntry
-	nil,                           // 59: dsec.v1.ListRequest.LabelsEntry
-	nil,                           // 60: dsec.v1.GradeRequest.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 61: google.protobuf.Timestamp
-	(*Result)(nil),                // 62: dsec.v1.Result
-	(*Step)(nil),                  // 63: dsec.v1.Step
-	(*GradeResponse)(nil),         // 64: dsec.v1.GradeResponse
-	(*ErrorDetail)(nil),           // 65: dsec.v1.ErrorDetail
+	(*ForkRequest)(nil),           // 29: dsec.v1.ForkRequest
+	(*ForkResponse)(nil),          // 30: dsec.v1.ForkResponse
+	(*RenewRequest)(nil),          // 31: dsec.v1.RenewRequest
+	(*RenewResponse)(nil),         // 32: dsec.v1.RenewResponse
+	(*SetNetworkRequest)(nil),     // 33: dsec.v1.SetNetworkRequest
+	(*SetNetworkResponse)(nil),    // 34: dsec.v1.SetNetworkResponse
+	(*EgressRequest)(nil),         // 35: dsec.v1.EgressRequest
+	(*EgressResponse)(nil),        // 36: dsec.v1.EgressResponse
+	(*EgressRow)(nil),             // 37: dsec.v1.EgressRow
+	(*SetPhaseRequest)(nil),       // 38: dsec.v1.SetPhaseRequest
+	(*SetPhaseResponse)(nil),      // 39: dsec.v1.SetPhaseResponse
+	(*CommitRequest)(nil),         // 40: dsec.v1.CommitRequest
+	(*CommitResponse)(nil),        // 41: dsec.v1.CommitResponse
+	(*Scrub)(nil),                 // 42: dsec.v1.Scrub
+	(*ScrubReport)(nil),           // 43: dsec.v1.ScrubReport
+	(*Finding)(nil),               // 44: dsec.v1.Finding
+	(*Lineage)(nil),               // 45: dsec.v1.Lineage
+	(*ChangesRequest)(nil),        // 46: dsec.v1.ChangesRequest
+	(*ChangesResponse)(nil),       // 47: dsec.v1.ChangesResponse
+	(*Change)(nil),                // 48: dsec.v1.Change
+	(*StatsRequest)(nil),          // 49: dsec.v1.StatsRequest
+	(*StatsResponse)(nil),         // 50: dsec.v1.StatsResponse
+	(*GradeRequest)(nil),          // 51: dsec.v1.GradeRequest
+	(*GradeFile)(nil),             // 52: dsec.v1.GradeFile
+	(*AuditRequest)(nil),          // 53: dsec.v1.AuditRequest
+	(*AuditResponse)(nil),         // 54: dsec.v1.AuditResponse
+	(*FindingsRequest)(nil),       // 55: dsec.v1.FindingsRequest
+	(*FindingsResponse)(nil),      // 56: dsec.v1.FindingsResponse
+	(*HackFinding)(nil),           // 57: dsec.v1.HackFinding
+	(*AuditRecord)(nil),           // 58: dsec.v1.AuditRecord
+	nil,                           // 59: dsec.v1.Spec.EnvEntry
+	nil,                           // 60: dsec.v1.Spec.LabelsEntry
+	nil,                           // 61: dsec.v1.ListRequest.LabelsEntry
+	nil,                           // 62: dsec.v1.GradeRequest.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 63: google.protobuf.Timestamp
+	(*Result)(nil),                // 64: dsec.v1.Result
+	(*Step)(nil),                  // 65: dsec.v1.Step
+	(*GradeResponse)(nil),         // 66: dsec.v1.GradeResponse
+	(*ErrorDetail)(nil),           // 67: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	57, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	59, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	5,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	6,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	7,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	58, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	60, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	3,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
 	1,  // 6: dsec.v1.Spec.phases:type_name -> dsec.v1.Phase
-	61, // 7: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
+	63, // 7: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
 	4,  // 8: dsec.v1.Phase.network:type_name -> dsec.v1.Network
 	5,  // 9: dsec.v1.Phase.limits:type_name -> dsec.v1.Limits
-	61, // 10: dsec.v1.PhaseState.since:type_name -> google.protobuf.Timestamp
+	63, // 10: dsec.v1.PhaseState.since:type_name -> google.protobuf.Timestamp
 	3,  // 11: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
 	0,  // 12: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	62, // 13: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	61, // 14: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	61, // 15: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	61, // 16: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	63, // 17: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	64, // 13: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	63, // 14: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	63, // 15: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	63, // 16: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	65, // 17: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
 	10, // 18: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
 	9,  // 19: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
 	4,  // 20: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
 	2,  // 21: dsec.v1.Sandbox.phase:type_name -> dsec.v1.PhaseState
-	64, // 22: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
-	61, // 23: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	61, // 24: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	66, // 22: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
+	63, // 23: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	63, // 24: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
 	0,  // 25: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
 	8,  // 26: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
 	0,  // 27: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
 	8,  // 28: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	65, // 29: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	67, // 29: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
 	8,  // 30: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	59, // 31: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	61, // 31: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
 	8,  // 32: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
 	8,  // 33: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
 	8,  // 34: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
 	8,  // 35: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
 	8,  // 36: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
-	8,  // 37: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	3,  // 38: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
-	8,  // 39: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
-	35, // 40: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
-	61, // 41: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
-	8,  // 42: dsec.v1.SetPhaseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	40, // 43: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	43, // 44: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	41, // 45: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	40, // 46: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	42, // 47: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	42, // 48: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	61, // 49: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	46, // 50: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	60, // 51: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
-	50, // 52: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
-	3,  // 53: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
-	5,  // 54: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
-	56, // 55: dsec.v1.AuditResponse.record:type_name -> dsec.v1.AuditRecord
-	55, // 56: dsec.v1.FindingsResponse.findings:type_name -> dsec.v1.HackFinding
-	61, // 57: dsec.v1.HackFinding.first:type_name -> google.protobuf.Timestamp
-	61, // 58: dsec.v1.HackFinding.last:type_name -> google.protobuf.Timestamp
-	61, // 59: dsec.v1.AuditRecord.time:type_name -> google.protobuf.Timestamp
-	11, // 60: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	13, // 61: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	15, // 62: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	17, // 63: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	19, // 64: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	21, // 65: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	23, // 66: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	25, // 67: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	27, // 68: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	29, // 69: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	31, // 70: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	33, // 71: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
-	36, // 72: dsec.v1.Sandboxes.SetPhase:input_type -> dsec.v1.SetPhaseRequest
-	38, // 73: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	44, // 74: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	47, // 75: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	49, // 76: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
-	51, // 77: dsec.v1.Sandboxes.Audit:input_type -> dsec.v1.AuditRequest
-	53, // 78: dsec.v1.Sandboxes.Findings:input_type -> dsec.v1.FindingsRequest
-	12, // 79: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	14, // 80: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	16, // 81: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	18, // 82: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	20, // 83: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	22, // 84: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	24, // 85: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	26, // 86: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	28, // 87: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	30, // 88: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	32, // 89: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	34, // 90: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
-	37, // 91: dsec.v1.Sandboxes.SetPhase:output_type -> dsec.v1.SetPhaseResponse
-	39, // 92: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	45, // 93: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	48, // 94: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	64, // 95: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
-	52, // 96: dsec.v1.Sandboxes.Audit:output_type -> dsec.v1.AuditResponse
-	54, // 97: dsec.v1.Sandboxes.Findings:output_type -> dsec.v1.FindingsResponse
-	79, // [79:98] is the sub-list for method output_type
-	60, // [60:79] is the sub-list for method input_type
-	60, // [60:60] is the sub-list for extension type_name
-	60, // [60:60] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	8,  // 37: dsec.v1.ForkResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	8,  // 38: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	3,  // 39: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
+	8,  // 40: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
+	37, // 41: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
+	63, // 42: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
+	8,  // 43: dsec.v1.SetPhaseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	42, // 44: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	45, // 45: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	43, // 46: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	42, // 47: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	44, // 48: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	44, // 49: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	63, // 50: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	48, // 51: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	62, // 52: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
+	52, // 53: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
+	3,  // 54: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
+	5,  // 55: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
+	58, // 56: dsec.v1.AuditResponse.record:type_name -> dsec.v1.AuditRecord
+	57, // 57: dsec.v1.FindingsResponse.findings:type_name -> dsec.v1.HackFinding
+	63, // 58: dsec.v1.HackFinding.first:type_name -> google.protobuf.Timestamp
+	63, // 59: dsec.v1.HackFinding.last:type_name -> google.protobuf.Timestamp
+	63, // 60: dsec.v1.AuditRecord.time:type_name -> google.protobuf.Timestamp
+	11, // 61: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	13, // 62: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	15, // 63: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	17, // 64: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	19, // 65: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	21, // 66: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	23, // 67: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	25, // 68: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	27, // 69: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	29, // 70: dsec.v1.Sandboxes.Fork:input_type -> dsec.v1.ForkRequest
+	31, // 71: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	33, // 72: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	35, // 73: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
+	38, // 74: dsec.v1.Sandboxes.SetPhase:input_type -> dsec.v1.SetPhaseRequest
+	40, // 75: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	46, // 76: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	49, // 77: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	51, // 78: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
+	53, // 79: dsec.v1.Sandboxes.Audit:input_type -> dsec.v1.AuditRequest
+	55, // 80: dsec.v1.Sandboxes.Findings:input_type -> dsec.v1.FindingsRequest
+	12, // 81: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	14, // 82: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	16, // 83: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	18, // 84: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	20, // 85: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	22, // 86: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	24, // 87: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	26, // 88: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	28, // 89: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	30, // 90: dsec.v1.Sandboxes.Fork:output_type -> dsec.v1.ForkResponse
+	32, // 91: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	34, // 92: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	36, // 93: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
+	39, // 94: dsec.v1.Sandboxes.SetPhase:output_type -> dsec.v1.SetPhaseResponse
+	41, // 95: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	47, // 96: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	50, // 97: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	66, // 98: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
+	54, // 99: dsec.v1.Sandboxes.Audit:output_type -> dsec.v1.AuditResponse
+	56, // 100: dsec.v1.Sandboxes.Findings:output_type -> dsec.v1.FindingsResponse
+	81, // [81:101] is the sub-list for method output_type
+	61, // [61:81] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -4821,7 +4947,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   61,
+			NumMessages:   63,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

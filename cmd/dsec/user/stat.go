@@ -63,11 +63,19 @@ func stat(ctx context.Context, c *cobra.Command, cl *client.Client, args []strin
 	return show(c, out, func(w io.Writer) error {
 		rows := make([][]string, 0, len(out))
 		for _, s := range out {
-			rows = append(rows, []string{s.Sandbox, span(s.CPU), of(size(s.Memory), s.MemoryLimit, size), size(s.MemoryPeak),
+			rows = append(rows, []string{s.Sandbox, span(s.CPU), of(size(s.Memory), s.MemoryLimit, size), size(s.MemoryPeak), sizeOr(s.HostMemory),
 				of(fmt.Sprint(s.Pids), s.PidsLimit, plainCount), of(size(s.Disk), s.DiskLimit, size), fmt.Sprint(s.OOMKills)})
 		}
-		return table(w, "SANDBOX CPU MEMORY PEAK PIDS DISK OOM-KILLS", rows)
+		return table(w, "SANDBOX CPU MEMORY PEAK HOST PIDS DISK OOM-KILLS", rows)
 	})
+}
+
+// sizeOr is "-" for what has no memory but the machine's.
+func sizeOr(n int64) string {
+	if n == 0 {
+		return "-"
+	}
+	return size(n)
 }
 
 // of is "3 of 10".

@@ -97,6 +97,8 @@ def _wrap(portal: Portal, client: Client, core: Any) -> Any:
     """The plain object of an asynchronous one; anything else as it is."""
     if isinstance(core, AsyncClient):
         return client
+    if isinstance(core, list):
+        return [_wrap(portal, client, c) for c in core]
     kind = _PLAIN.get(type(core))
     return kind(portal, client, core) if kind else core
 

@@ -51,6 +51,8 @@ const (
 	SandboxesPauseProcedure = "/dsec.v1.Sandboxes/Pause"
 	// SandboxesResumeProcedure is the fully-qualified name of the Sandboxes's Resume RPC.
 	SandboxesResumeProcedure = "/dsec.v1.Sandboxes/Resume"
+	// SandboxesForkProcedure is the fully-qualified name of the Sandboxes's Fork RPC.
+	SandboxesForkProcedure = "/dsec.v1.Sandboxes/Fork"
 	// SandboxesRenewProcedure is the fully-qualified name of the Sandboxes's Renew RPC.
 	SandboxesRenewProcedure = "/dsec.v1.Sandboxes/Renew"
 	// SandboxesSetNetworkProcedure is the fully-qualified name of the Sandboxes's SetNetwork RPC.
@@ -90,6 +92,9 @@ type SandboxesClient interface {
 	Delete(context.Context, *v1.DeleteRequest) (*v1.DeleteResponse, error)
 	Pause(context.Context, *v1.PauseRequest) (*v1.PauseResponse, error)
 	Resume(context.Context, *v1.ResumeRequest) (*v1.ResumeResponse, error)
+	// Fork makes copies of a running or paused sandbox, on its node: its processes with their
+	// memory, and its disk, as they are at one moment. It goes on. All are made, or none.
+	Fork(context.Context, *v1.ForkRequest) (*v1.ForkResponse, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error)
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
@@ -185,6 +190,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("Resume")),
 			connect.WithClientOptions(opts...),
 		),
+		fork: connect.NewClient[v1.ForkRequest, v1.ForkResponse](
+			httpClient,
+			baseURL+SandboxesForkProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Fork")),
+			connect.WithClientOptions(opts...),
+		),
 		renew: connect.NewClient[v1.RenewRequest, v1.RenewResponse](
 			httpClient,
 			baseURL+SandboxesRenewProcedure,
@@ -259,6 +270,7 @@ type sandboxesClient struct {
 	delete     *connect.Client[v1.DeleteRequest, v1.DeleteResponse]
 	pause      *connect.Client[v1.PauseRequest, v1.PauseResponse]
 	resume     *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
+	fork       *connect.Client[v1.ForkRequest, v1.ForkResponse]
 	renew      *connect.Client[v1.RenewRequest, v1.RenewResponse]
 	setNetwork *connect.Client[v1.SetNetworkRequest, v1.SetNetworkResponse]
 	egress     *connect.Client[v1.EgressRequest, v1.EgressResponse]
@@ -342,6 +354,15 @@ func (c *sandboxesClient) Pause(ctx context.Context, req *v1.PauseRequest) (*v1.
 // Resume calls dsec.v1.Sandboxes.Resume.
 func (c *sandboxesClient) Resume(ctx context.Context, req *v1.ResumeRequest) (*v1.ResumeResponse, error) {
 	response, err := c.resume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Fork calls dsec.v1.Sandboxes.Fork.
+func (c *sandboxesClient) Fork(ctx context.Context, req *v1.ForkRequest) (*v1.ForkResponse, error) {
+	response, err := c.fork.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -451,6 +472,9 @@ type SandboxesHandler interface {
 	Delete(context.Context, *v1.DeleteRequest) (*v1.DeleteResponse, error)
 	Pause(context.Context, *v1.PauseRequest) (*v1.PauseResponse, error)
 	Resume(context.Context, *v1.ResumeRequest) (*v1.ResumeResponse, error)
+	// Fork makes copies of a running or paused sandbox, on its node: its processes with their
+	// memory, and its disk, as they are at one moment. It goes on. All are made, or none.
+	Fork(context.Context, *v1.ForkRequest) (*v1.ForkResponse, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error)
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
@@ -542,6 +566,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("Resume")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesForkHandler := connect.NewUnaryHandlerSimple(
+		SandboxesForkProcedure,
+		svc.Fork,
+		connect.WithSchema(sandboxesMethods.ByName("Fork")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesRenewHandler := connect.NewUnaryHandlerSimple(
 		SandboxesRenewProcedure,
 		svc.Renew,
@@ -622,6 +652,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesPauseHandler.ServeHTTP(w, r)
 		case SandboxesResumeProcedure:
 			sandboxesResumeHandler.ServeHTTP(w, r)
+		case SandboxesForkProcedure:
+			sandboxesForkHandler.ServeHTTP(w, r)
 		case SandboxesRenewProcedure:
 			sandboxesRenewHandler.ServeHTTP(w, r)
 		case SandboxesSetNetworkProcedure:
@@ -685,6 +717,10 @@ func (UnimplementedSandboxesHandler) Pause(context.Context, *v1.PauseRequest) (*
 
 func (UnimplementedSandboxesHandler) Resume(context.Context, *v1.ResumeRequest) (*v1.ResumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Resume is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Fork(context.Context, *v1.ForkRequest) (*v1.ForkResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Fork is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error) {

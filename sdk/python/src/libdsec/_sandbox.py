@@ -324,6 +324,19 @@ class AsyncSandbox:
     async def resume(self) -> SandboxInfo:
         return await self._change("Resume")
 
+    async def fork(self, count: int = 1) -> list[AsyncSandbox]:
+        """Makes ``count`` copies of it, which runs or is paused, and goes on.
+
+        Each has its processes, memory and disk as they are at one moment; names, addresses, the time and the
+        kernel's random numbers are its own. A generator in the memory of a program (``random`` in Python) is
+        copied as it is: seed it again. All copies are made, or none. Raises Unsupported for a tier without a
+        kernel of its own, ResourceExhausted beyond the quota.
+        """
+        if not 1 <= count <= 1000:
+            raise ValueError(f"count of {count}: 1 to 1000")
+        answer = await self._client._call("Sandboxes/Fork", {"id": self.id, "count": count, "call_id": new_key()}, timeout=300.0)
+        return [AsyncSandbox(self._client, SandboxInfo.from_wire(m)) for m in w.messages(answer, "sandboxes")]
+
     async def set_timeout(self, seconds: float) -> SandboxInfo:
         """Ends it in so many seconds from now, unless renewed."""
         return await self._change("Renew", lifetime=seconds)

@@ -302,6 +302,16 @@ class Sandbox:
     def resume(self) -> SandboxInfo:
         return self._portal.run(self._core.resume())
 
+    def fork(self, count: int=1) -> list[Sandbox]:
+        """Makes ``count`` copies of it, which runs or is paused, and goes on.
+
+        Each has its processes, memory and disk as they are at one moment; names, addresses, the time and the
+        kernel's random numbers are its own. A generator in the memory of a program (``random`` in Python) is
+        copied as it is: seed it again. All copies are made, or none. Raises Unsupported for a tier without a
+        kernel of its own, ResourceExhausted beyond the quota.
+        """
+        return cast("list[Sandbox]", self._wrap(self._portal.run(self._core.fork(count))))
+
     def set_timeout(self, seconds: float) -> SandboxInfo:
         """Ends it in so many seconds from now, unless renewed."""
         return self._portal.run(self._core.set_timeout(seconds))
@@ -847,6 +857,8 @@ def _wrap(portal: Portal, client: Client, core: Any) -> Any:
     """The plain object of an asynchronous one; anything else as it is."""
     if isinstance(core, AsyncClient):
         return client
+    if isinstance(core, list):
+        return [_wrap(portal, client, c) for c in core]
     kind = _PLAIN.get(type(core))
     return kind(portal, client, core) if kind else core
 

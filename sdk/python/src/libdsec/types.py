@@ -573,7 +573,10 @@ class Diff:
 
 @dataclass(frozen=True)
 class Stats:
-    """A sample of what a sandbox uses; limits are 0 where unknown."""
+    """A sample of what a sandbox uses; limits are 0 where unknown.
+
+    ``host_memory``: bytes that a machine of its own takes of the node, shared ones by its part; 0 without one.
+    """
 
     cpu: float
     throttled: float
@@ -587,6 +590,7 @@ class Stats:
     disk_limit: int
     oom_kills: int
     pids_denied: int
+    host_memory: int
 
     @classmethod
     def from_wire(cls, m: Json) -> Stats:
