@@ -62,7 +62,7 @@ func (n *Node) Fork(ctx context.Context, id dsec.SandboxID, count int, callID st
 
 // fork makes copies of one moment. The turn of the source is held.
 func (n *Node) fork(ctx context.Context, source *box, f runtime.Forker, count int) ([]dsec.SandboxID, error) {
-	moment := "fork-" + dsec.Random(20)
+	moment := "fork" + dsec.Random(20)
 	if err := f.KeepMoment(ctx, source.id, moment); err != nil {
 		return nil, err
 	}

@@ -199,7 +199,7 @@ type DiskWatcher interface {
 // Forker makes copies of what runs, with its memory and its disk.
 type Forker interface {
 	// KeepMoment keeps what a running sandbox is at one moment, under a name that no other
-	// has, until DropMoment; the sandbox goes on, or stays paused. A creation whose Request is
+	// has (1 to 60 letters and digits), until DropMoment or the end of this process; the sandbox goes on, or stays paused. A creation whose Request is
 	// From it goes on from there: the same processes, commands included, with names, addresses,
 	// time and random numbers of its own.
 	KeepMoment(ctx context.Context, id dsec.SandboxID, name string) error

@@ -95,7 +95,7 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "the profile %s has capabilities %#x that tier %s does not give", profile, more, dsec.TierMicroVM)
 	}
 	if req.From != "" {
-		if err := vmm.CheckName(req.From); err != nil {
+		if err := checkMoment(req.From); err != nil {
 			return err
 		}
 	}

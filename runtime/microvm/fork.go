@@ -23,6 +23,18 @@ const momentPrefix = "moment."
 
 func momentDisk(name string) string { return Prefix + momentPrefix + name }
 
+// checkMoment: the name of a moment is one of a file and of a disk.
+func checkMoment(name string) error {
+	good := name != "" && len(name) <= 60
+	for _, c := range []byte(name) {
+		good = good && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9')
+	}
+	if !good {
+		return dsec.Errorf(dsec.Invalid, "check", "name of a moment", "%s: 1 to 60 letters and digits", dsec.Quote(name))
+	}
+	return nil
+}
+
 // moments is the directory of the machines' states.
 func (r *Runtime) moments() string { return filepath.Join(r.cfg.Dir, "moments") }
 
@@ -32,7 +44,7 @@ func (r *Runtime) moment(name string) string { return filepath.Join(r.moments(),
 // stopped, so that no copy runs anything before it is told who it is.
 func (r *Runtime) KeepMoment(ctx context.Context, id dsec.SandboxID, name string) error {
 	const op = "keep moment of sandbox"
-	if err := vmm.CheckName(name); err != nil {
+	if err := checkMoment(name); err != nil {
 		return err
 	}
 	sb, err := r.acquire(ctx, op, id)
@@ -93,7 +105,7 @@ func (r *Runtime) writeMoment(ctx context.Context, sb *sandbox, m vmm.VM, name s
 // DropMoment implements runtime.Forker.
 func (r *Runtime) DropMoment(ctx context.Context, name string) error {
 	const op = "drop moment"
-	if err := vmm.CheckName(name); err != nil {
+	if err := checkMoment(name); err != nil {
 		return err
 	}
 	if err := r.disks.Remove(ctx, momentDisk(name)); err != nil {
