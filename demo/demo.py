@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Hundreds of agent rollouts in sandboxes, through libdsec only.
 
-    demo.py --base TAG --workspace TAG --toolkit TAG [--socket PATH] [--dsec PATH] [--n 200] [--again 20]
+    demo.py --base TAG --workspace TAG --toolkit TAG [--tier container] [--socket PATH] [--dsec PATH] [--n 200] [--again 20]
 
 Gives the layers back to object storage, creates N sandboxes in one burst, runs a
 software-engineering rollout in each, a few of which hang, flood their output or
 exhaust their memory on purpose; gives the layers back again and runs a few more,
 for which what the first ones read is brought ahead; and once more with the base
 repacked in the order in which it is read. Then an honest and a cheating rollout beside
-each other. Prints what happened, and exits with 1 if anything was not as expected.
+each other. On another tier than containers there is one round, and then copies of a
+running sandbox: what needs phases or layers that are read in part is left out. Prints what
+happened, and exits with 1 if anything was not as expected.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from progress import Progress
 HERE = Path(__file__).resolve().parent
 LABEL = {"demo": "rollouts"}
 ALONE = 20  # creations one at a time
+FEW_ALONE = 5  # likewise, of virtual machines
+COPIES = 4  # of one that runs
 
 
 @dataclass
@@ -76,7 +80,7 @@ def plan(n: int, odd: int) -> list[str]:
 
 
 def spec_of(kind: str, args: argparse.Namespace) -> Spec:
-    spec = Spec(args.base, layers=[args.workspace, args.toolkit], cpu=1, memory=args.memory, pids=256, disk="256MiB",
+    spec = Spec(args.base, tier=args.tier, layers=[args.workspace, args.toolkit], cpu=1, memory=args.memory, pids=256, disk="256MiB",
                 labels={**LABEL, "kind": kind})
     return spec.with_(memory=rollout.OOM_MEMORY, oom="sandbox") if kind == "oom" else spec
 
@@ -101,7 +105,7 @@ async def first_command(box: AsyncSandbox) -> None:
 
 async def create_alone(client: AsyncClient, args: argparse.Namespace, report: Report) -> None:
     """One at a time, as a newcomer meets it."""
-    for _ in range(ALONE):
+    for _ in range(ALONE if args.tier == "container" else FEW_ALONE):
         begun = time.monotonic()
         async with client.create(spec_of("solve", args)) as box:
             await first_command(box)
@@ -218,6 +222,9 @@ async def demo(args: argparse.Namespace) -> tuple[list[Report], tuple[pair.Run, 
         await check_task(client, args, report)
         await create_alone(client, args, report)
         await run_round(client, args, plan(args.n, args.odd if args.odd >= 0 else max(1, args.n // 50)), report)
+        if args.tier != "container":
+            await copy_running(client, args, report)
+            return await none_left(client, [report]), None
         reports = [report, Report(args.again, layers)]
         await run_round(client, args, plan(args.again, 0), reports[-1])
         if not layers[0].layers:  # of an image of several layers each would be repacked
@@ -230,10 +237,35 @@ async def demo(args: argparse.Namespace) -> tuple[list[Report], tuple[pair.Run, 
             both = await pair.run(client, spec_of("solve", args), args.dsec)
         except (DsecError, subprocess.CalledProcessError) as e:
             report.wrong.append(f"honest and cheating: {e}")
-        left = await client.list(labels=LABEL)
-        if left:
-            report.wrong.append(f"{len(left)} sandboxes are left")
-    return reports, both
+        return await none_left(client, reports), both
+
+
+async def none_left(client: AsyncClient, reports: list[Report]) -> list[Report]:
+    left = await client.list(labels=LABEL)
+    if left:
+        reports[0].wrong.append(f"{len(left)} sandboxes are left")
+    return reports
+
+
+async def copy_running(client: AsyncClient, args: argparse.Namespace, report: Report) -> None:
+    """Copies a sandbox in which a Python waits; each copy draws another UUID."""
+    draw = "import os, time, uuid\nwhile not os.path.exists('/tmp/go'): time.sleep(0.05)\nprint(uuid.uuid4(), flush=True)\ntime.sleep(600)"
+    async with client.create(spec_of("solve", args)) as box:
+        await box.exec(["sh", "-c", 'python3 -c "$1" >/tmp/drawn 2>&1 </dev/null & sleep 2', "sh", draw], timeout=60, check=True)
+        begun = time.monotonic()
+        copies = await box.fork(COPIES)
+        took = time.monotonic() - begun
+        drawn = await asyncio.gather(*(drawn_in(b) for b in (box, *copies)))
+        for b in copies:
+            await b.delete()
+    if len(set(drawn)) != COPIES + 1:
+        report.wrong.append(f"copies drew the same: {drawn}")
+    print(f"{COPIES} copies of a sandbox in which a Python was waiting: {took:.1f} s; each drew a UUID of its own, as {drawn[0]}", flush=True)
+
+
+async def drawn_in(box: AsyncSandbox) -> str:
+    r = await box.exec(["sh", "-c", "touch /tmp/go; until grep -q - /tmp/drawn; do sleep 0.1; done; cat /tmp/drawn"], timeout=60, check=True)
+    return r.text.strip()
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -300,6 +332,7 @@ def main() -> int:
     p.add_argument("--base", required=True, help="tag or digest of the base layer")
     p.add_argument("--workspace", required=True, help="… of the workspace, placed at /repo")
     p.add_argument("--toolkit", required=True, help="… of the harness, placed at /opt/harness")
+    p.add_argument("--tier", default="container", help="isolation of the sandboxes (default container)")
     p.add_argument("--n", type=int, default=200, help="sandboxes (default 200)")
     p.add_argument("--again", type=int, default=20, help="sandboxes of each later round (default 20)")
     p.add_argument("--odd", type=int, default=-1, help="rollouts of each bad kind (default n/50, at least 1)")

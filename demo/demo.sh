@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The main job on real input: starts dsec, makes the three layers of an
 # environment, runs N rollouts in sandboxes of it through libdsec, and ends
-# everything. N=200, BASE= any OCI reference, layout or tar instead of Debian.
+# everything. N=200, BASE= any OCI reference, layout or tar instead of Debian, TIER=
+# container or microvm, which is emulated where there is no KVM, and then does fewer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dsec=$PWD/bin/dsec
@@ -31,7 +32,18 @@ if [ -z "${BASE:-}" ]; then
 fi
 
 echo "demo: starting dsec (gateway, scheduler, node agent, NATS), data in $state"
-printf '{"gateway": {"listen": ""}}' >"$state/dsec.yaml"
+TIER=${TIER:-container}
+node=
+case $TIER in
+container) N=${N:-200} ;;
+microvm)
+  N=${N:-12}
+  go run ./demo/kernel "$PWD/.cache/vm"
+  node=', "node": {"kernel_cache": "'$PWD'/.cache/vm"}'
+  ;;
+*) echo "demo: TIER=$TIER: want container or microvm" >&2; exit 2 ;;
+esac
+printf '{"gateway": {"listen": ""}%s}' "$node" >"$state/dsec.yaml"
 where=("${where[@]/\/dev\/null/$state/dsec.yaml}")
 "$dsec" up "${where[@]}" >"$state/up.log" 2>&1 &
 up=$!
@@ -46,4 +58,4 @@ echo "demo: making the layers"
 "$dsec" layer build --from "$cache/workspace" --at /repo --owner 0 --tag workspace
 "$dsec" layer build --from demo/harness --at /opt/harness --owner 0 --tag toolkit
 
-"$PYTHON" demo/demo.py --base base --workspace workspace --toolkit toolkit --dsec "$dsec" --n "${N:-200}"
+"$PYTHON" demo/demo.py --base base --workspace workspace --toolkit toolkit --dsec "$dsec" --tier "$TIER" --n "$N"
