@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 // kit is what all tests share: a kernel, an initramfs, a layer, and the directory of templates.
 var kit struct {
 	sync.Once
-	dir               string
+	dir, cache        string
 	kernel, initramfs vmm.File
 	base              layer.Local
 	err               error
@@ -61,11 +61,10 @@ func makeKit() error {
 	if kit.dir, err = os.MkdirTemp("", "dsec-microvm-test-"); err != nil {
 		return err
 	}
-	cache, err := filepath.Abs("../../.cache/vm")
-	if err != nil {
+	if kit.cache, err = filepath.Abs("../../.cache/vm"); err != nil {
 		return err
 	}
-	k, err := vm.Fetch(ctx, cache) // the package of the kernel comes through the machine's apt
+	k, err := vm.Fetch(ctx, kit.cache) // the package of the kernel comes through the machine's apt
 	if err != nil {
 		return err
 	}
@@ -74,7 +73,7 @@ func makeKit() error {
 	if err != nil {
 		return err
 	}
-	built, err := boot.Build(ctx, boot.Config{Cache: cache, Init: agent, Modules: Modules})
+	built, err := boot.Build(ctx, boot.Config{Cache: kit.cache, Init: agent, Modules: Modules})
 	if err != nil {
 		return err
 	}
@@ -91,6 +90,7 @@ func makeKit() error {
 // world is a machine's worth of what a Runtime needs, of its own.
 type world struct {
 	dir, name string
+	templates string
 	hold      *hold.Client
 	groups    *cgroup.Root
 	mounts    *rootfs.Mounts
@@ -98,6 +98,9 @@ type world struct {
 	driver    *qemu.Driver
 	r         *Runtime
 	linked    bool
+	mortal    bool             // its guests have an agent that can be killed
+	pool      int64            // bytes of the disk pool; 0: 4 GiB
+	machinery func(*Machinery) // changes what machines begin with
 	network   *veth.Network
 	gate      *bpf.Gate
 }
@@ -130,9 +133,18 @@ func newWorld(t testing.TB, options ...func(*world)) *world {
 }
 
 func linked(w *world) { w.linked = true }
+func mortal(w *world) { w.mortal = true }
+func tight(w *world)  { w.pool = 300 << 20 }
 
-func (w *world) open(t testing.TB) {
+func (w *world) open(t testing.TB) { w.openIn(t, kit.dir) }
+
+// openIn opens a world with templates of that directory.
+func (w *world) openIn(t testing.TB, templates string) {
 	t.Helper()
+	w.templates = filepath.Join(templates, "templates")
+	if w.pool == 0 {
+		w.pool = 4 << 30
+	}
 	ctx := context.Background()
 	var err error
 	w.groups, err = cgroup.Open(w.name)
@@ -144,7 +156,7 @@ func (w *world) open(t testing.TB) {
 	must(t, err)
 	w.mounts, err = rootfs.Open(ctx, rootfs.Options{Keeper: w.hold, Linger: time.Hour})
 	must(t, err)
-	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: 4 << 30, Keeper: w.mounts.Keeper()})
+	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: w.pool, Keeper: w.mounts.Keeper()})
 	must(t, err)
 	if w.linked {
 		w.gate, err = bpf.Open(ctx, w.hold, w.netName())
@@ -174,18 +186,60 @@ func newNode(t testing.TB) *os.File {
 func (w *world) openRuntime(t testing.TB) {
 	t.Helper()
 	var err error
-	w.driver, err = qemu.New(context.Background(), qemu.Config{Dir: filepath.Join(kit.dir, "templates"), UID: testUID,
+	w.driver, err = qemu.New(context.Background(), qemu.Config{Dir: w.templates, UID: testUID,
 		Keep: &qemu.Keep{Hold: w.hold, Place: Place(w.groups)}})
 	must(t, err)
 	c := Config{Dir: filepath.Join(w.dir, "sandboxes"), Hold: w.hold, Cgroups: w.groups, Disks: w.disks, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Open: func(context.Context) (Machinery, error) {
-			return Machinery{VMM: w.driver, Kernel: kit.kernel, Initramfs: kit.initramfs}, nil
+			m := Machinery{VMM: w.driver, Kernel: kit.kernel, Initramfs: kit.initramfs}
+			if w.mortal {
+				m.Initramfs = mortalInitramfs(t)
+			}
+			if w.machinery != nil {
+				w.machinery(&m)
+			}
+			return m, nil
 		}}
 	if w.linked {
 		c.Network = w.network
 	}
 	w.r, err = Open(context.Background(), c)
 	must(t, err)
+}
+
+// mortalInitramfs has an agent that can be killed.
+func mortalInitramfs(t testing.TB) vmm.File {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "mortal")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./testdata/mortal")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	init, err := os.ReadFile(program)
+	must(t, err)
+	agent, err := embedded.Guest()
+	must(t, err)
+	built, err := boot.Build(t.Context(), boot.Config{Cache: kit.cache, Init: init, Modules: Modules, Files: []boot.File{{Name: "agent", Mode: 0o755, Content: agent}}})
+	must(t, err)
+	f, err := FileOf(t.Context(), built.Initramfs)
+	must(t, err)
+	return f
+}
+
+// close lets go of everything, as an agent does that ends.
+func (w *world) close(t testing.TB) {
+	t.Helper()
+	must(t, w.r.Close())
+	w.driver.Close()
+	if w.linked {
+		must(t, w.network.Close())
+		must(t, w.gate.Close())
+	}
+	must(t, w.disks.Close())
+	must(t, w.mounts.Close())
+	must(t, w.hold.Close())
+	must(t, w.groups.Close())
 }
 
 // reopen is another agent over the same machine.
@@ -373,7 +427,7 @@ type outcome struct {
 // run runs a command of the shell to its end and releases it.
 func (w *world) run(t testing.TB, id dsec.SandboxID, script string) (o outcome) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	p, err := w.r.Exec(ctx, id, process.Spec{Argv: []string{"/bin/sh", "-c", script}})
 	must(t, err)
