@@ -129,7 +129,7 @@ func killWhileReading(t *testing.T, how, blobs string) {
 			t.Logf("what dsec up had to say:\n%s", h.Log.Worth())
 		}
 	}()
-	length := time.Minute
+	length := 25 * time.Second
 	if long {
 		length = 10 * time.Minute
 	}

@@ -12,10 +12,14 @@ import (
 	"github.com/opendsec/dsec/guest"
 )
 
-// slotPrefix begins the name of a read-only slot of the machine, "slot:N" from 0 on.
-// The numbers of /dev/pmemN are those in which the kernel came to them, which need not be
-// the order in which the host has them.
-const slotPrefix = "slot:"
+// slotPrefixes begin the names of a machine's slots and disks, "slot:N" and "disk:N" from 0 on, and
+// say below which driver the kernel has them, and where their block devices. The numbers in
+// /dev are those in which the kernel came to them, which need not be the order in
+// which the host has them.
+var slotPrefixes = []struct{ prefix, driver, below string }{
+	{"slot:", "virtio_pmem", "/ndbus*/region*/namespace*/block/*"},
+	{"disk:", "virtio_blk", "/block/*"},
+}
 
 // slotWait is for a driver that is still at it.
 const slotWait = 10 * time.Second
@@ -42,28 +46,31 @@ func withSlots(m guest.FileSystem) (guest.FileSystem, error) {
 
 // slotDevice is the path of a slot's device; a name that is of none stays as it is.
 func slotDevice(name string) (string, error) {
-	number, ok := strings.CutPrefix(name, slotPrefix)
-	if !ok {
-		return name, nil
-	}
-	n, err := strconv.Atoi(number)
-	if err != nil || n < 0 {
-		return "", dsec.Errorf(dsec.Invalid, "find slot", dsec.Quote(name), "slots are numbers from 0 on")
-	}
-	deadline := time.Now().Add(slotWait)
-	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		path, err := slotBlock(n)
-		if err == nil || time.Now().After(deadline) {
-			return path, err
+	for _, s := range slotPrefixes {
+		number, ok := strings.CutPrefix(name, s.prefix)
+		if !ok {
+			continue
 		}
-		time.Sleep(wait)
+		n, err := strconv.Atoi(number)
+		if err != nil || n < 0 {
+			return "", dsec.Errorf(dsec.Invalid, "find slot", dsec.Quote(name), "slots are numbers from 0 on")
+		}
+		deadline := time.Now().Add(slotWait)
+		for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+			path, err := slotBlock(n, s.driver, s.below)
+			if err == nil || time.Now().After(deadline) {
+				return path, err
+			}
+			time.Sleep(wait)
+		}
 	}
+	return name, nil
 }
 
-// slotBlock looks where the kernel has the block device of the n-th virtio-pmem device
-// in the order of the bus.
-func slotBlock(n int) (string, error) {
-	links, err := filepath.Glob("/sys/bus/virtio/drivers/virtio_pmem/virtio*")
+// slotBlock looks where the kernel has the block device of the n-th device of a driver in
+// the order of the bus.
+func slotBlock(n int, driver, below string) (string, error) {
+	links, err := filepath.Glob("/sys/bus/virtio/drivers/" + driver + "/virtio*")
 	if err != nil {
 		return "", err
 	}
@@ -79,7 +86,7 @@ func slotBlock(n int) (string, error) {
 	if n >= len(places) {
 		return "", dsec.Errorf(dsec.NotFound, "find slot", strconv.Itoa(n), "the machine has %d", len(places))
 	}
-	blocks, err := filepath.Glob(places[n] + "/ndbus*/region*/namespace*/block/*")
+	blocks, err := filepath.Glob(places[n] + below)
 	if err != nil || len(blocks) != 1 {
 		return "", dsec.Errorf(dsec.Unavailable, "find slot", strconv.Itoa(n), "%d block devices below %s", len(blocks), places[n])
 	}

@@ -92,7 +92,7 @@ func (s *Store) verifyMeta(ctx context.Context, d layer.Digest, m layer.Manifest
 	}
 	defer meta.Close()
 	h := sha256.New()
-	n, err := io.Copy(h, within.Reader(ctx, meta))
+	n, err := io.Copy(h, within.Reader(ctx, io.LimitReader(meta, m.Meta.Size))) // behind it may be a hole
 	if err != nil {
 		return err
 	}

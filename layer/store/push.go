@@ -109,7 +109,7 @@ func (s *Store) pushMeta(ctx context.Context, dir string, d layer.Digest, m laye
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(z, within.Reader(ctx, meta))
+	_, err = io.Copy(z, within.Reader(ctx, io.LimitReader(meta, m.Meta.Size))) // behind it may be a hole
 	if err = errors.Join(err, z.Close()); err != nil {
 		return err
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/lifecycle"
-	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
@@ -29,12 +28,14 @@ type build struct {
 	rec *record
 
 	machinery Machinery
-	shape     vmm.Shape
-	files     []string // of slots
+	layers    *backing
 	tap       *os.File
 }
 
 func (b *build) close() {
+	if b.layers != nil {
+		b.layers.letGo()
+	}
 	if b.tap != nil {
 		_ = b.tap.Close()
 	}
@@ -159,8 +160,7 @@ func shared(id dsec.SandboxID) string { return Prefix + string(id) }
 func (b *build) newDisk() lifecycle.Step {
 	name := shared(b.sb.id)
 	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) error {
-		if diskSize(b.rec.Request.Spec.Limits.Disk) == 0 {
-			_, err := b.r.shapeOf(Machinery{}, b.rec.Request.Spec, nil) // says so
+		if err := checkShape(b.rec.Request.Spec, len(b.rec.Request.Layers.Layers)); err != nil {
 			return err
 		}
 		return b.r.makeDisk(ctx, name, b.rec.Request.Spec.Limits.Disk)
@@ -174,7 +174,7 @@ func (b *build) begin() []lifecycle.Step {
 			b.machinery, err = b.r.open(ctx)
 			return err
 		}},
-		{Name: "layers", Do: b.layers},
+		{Name: "layers", Do: b.back},
 		{Name: "cgroup", Do: func(context.Context) error { return b.cgroup(shared(b.sb.id)) },
 			Undo: func(ctx context.Context) error { return b.r.groups.Remove(ctx, shared(b.sb.id)) }},
 		{Name: "network", Do: b.network, Undo: func(ctx context.Context) error { return b.r.hold.Drop(ctx, netName(b.sb.id)) }},
@@ -185,34 +185,20 @@ func (b *build) begin() []lifecycle.Step {
 	}
 }
 
-func (b *build) layers(ctx context.Context) (err error) {
-	b.shape, b.files, err = b.r.prepareLayers(ctx, b.machinery, b.rec.Request)
-	return err
-}
-
-// prepareLayers has the layers of a sandbox whole and as long as their slots.
-func (r *Runtime) prepareLayers(ctx context.Context, m Machinery, req runtime.Request) (vmm.Shape, []string, error) {
-	layers := req.Layers.Layers
-	shape, err := r.shapeOf(m, req.Spec, layers)
-	if err != nil {
-		return shape, nil, err
-	}
-	for _, l := range layers {
-		if err := r.fill(ctx, l); err != nil {
-			return shape, nil, err
+func (b *build) back(ctx context.Context) (err error) {
+	var read []bool
+	if from := b.rec.Request.From; from != "" && b.rec.Starts == 1 {
+		b.r.mu.Lock()
+		kept, ok := b.r.kept[from]
+		b.r.mu.Unlock()
+		if !ok {
+			return dsec.Errorf(dsec.NotFound, "find moment", from, "it was not kept, or is dropped")
 		}
+		read = kept
 	}
-	files, err := slotFiles(layers)
-	return shape, files, err
-}
-
-func (r *Runtime) fill(ctx context.Context, l layer.Local) error {
-	if r.cfg.Fill != nil {
-		return r.cfg.Fill(ctx, l)
-	}
-	whole, err := l.Whole()
-	if err == nil && !whole {
-		err = dsec.Errorf(dsec.Unavailable, "map layer", string(l.Digest), "its data are not all on this machine")
+	b.layers, err = b.r.back(ctx, b.machinery, b.rec.Request, read)
+	if err == nil {
+		b.rec.Read = b.layers.read
 	}
 	return err
 }
@@ -223,7 +209,7 @@ func groupLimits(l dsec.Limits, memory int64) cgroup.Limits {
 }
 
 func (b *build) cgroup(name string) error {
-	g, err := b.r.groups.Create(name, groupLimits(b.rec.Request.Spec.Limits, b.shape.Memory))
+	g, err := b.r.groups.Create(name, groupLimits(b.rec.Request.Spec.Limits, b.layers.shape.Memory))
 	if err != nil {
 		return err
 	}
@@ -247,7 +233,7 @@ func (b *build) network(ctx context.Context) (err error) {
 }
 
 func (b *build) machine(ctx context.Context) error {
-	m, err := b.r.clone(ctx, b.machinery, b.shape, cloneOf{name: string(b.sb.id), disk: shared(b.sb.id), files: b.files, tap: b.tap})
+	m, err := b.r.clone(ctx, b.machinery, b.layers, cloneOf{name: string(b.sb.id), disk: shared(b.sb.id), tap: b.tap})
 	if err != nil {
 		return err
 	}
@@ -259,24 +245,23 @@ func (b *build) machine(ctx context.Context) error {
 
 // cloneOf is what one machine is given.
 type cloneOf struct {
-	name  string
-	disk  string // in the pool
-	files []string
-	tap   *os.File
+	name string
+	disk string // in the pool
+	tap  *os.File
 }
 
 // clone starts a machine with a name from the template of its shape.
-func (r *Runtime) clone(ctx context.Context, m Machinery, s vmm.Shape, of cloneOf) (vmm.VM, error) {
+func (r *Runtime) clone(ctx context.Context, m Machinery, l *backing, of cloneOf) (vmm.VM, error) {
 	dir, err := r.disks.Open(ctx, of.disk)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
-	t, err := m.VMM.BuildTemplate(ctx, s, ready)
+	t, err := m.VMM.BuildTemplate(ctx, l.shape, ready)
 	if err != nil {
 		return nil, err
 	}
-	return m.VMM.Clone(ctx, t, vmm.Devices{Name: of.name, Pmem: of.files, Disk: diskPath(dir), Tap: of.tap})
+	return m.VMM.Clone(ctx, t, vmm.Devices{Name: of.name, Pmem: l.slots, Disk: diskPath(dir), Blocks: l.blocks, Tap: of.tap})
 }
 
 func (b *build) mount(ctx context.Context) error {
@@ -298,20 +283,24 @@ func (b *build) mount(ctx context.Context) error {
 // mountOf is the root of a sandbox, as its guest is told to make it.
 func mountOf(rec *record) guest.Mount {
 	var m guest.Mount
-	slot := 0
+	slot, disk := 0, 1 // the first disk is the writable one
 	for i, l := range rec.Request.Layers.Layers {
-		fs := guest.FileSystem{FSType: "erofs", Source: fmt.Sprintf("slot:%d", slot), Target: fmt.Sprintf("layer%d", i),
-			Options: []string{"ro", "noatime", "dax=always"}, DAX: "required"}
+		fs := guest.FileSystem{FSType: "erofs", Source: fmt.Sprintf("slot:%d", slot), Target: fmt.Sprintf("layer%d", i), Options: []string{"ro", "noatime"}}
 		slot++
-		if l.DataSize > 0 {
-			fs.Options = append(fs.Options, fmt.Sprintf("device=slot:%d", slot))
+		switch {
+		case l.DataSize > 0 && rec.Read[i]:
+			fs.Options = append(fs.Options, fmt.Sprintf("device=disk:%d", disk))
+			disk++
+		case l.DataSize > 0:
+			fs.Options = append(fs.Options, fmt.Sprintf("device=slot:%d", slot), "dax=always")
 			slot++
+			fs.DAX = "required"
 		}
 		m.Mounts = append(m.Mounts, fs)
 		m.Overlay.Lowers = append(m.Overlay.Lowers, fs.Target)
 	}
 	slices.Reverse(m.Overlay.Lowers)
-	m.Mounts = append(m.Mounts, guest.FileSystem{FSType: "ext4", Source: "/dev/vda", Target: "disk", Options: []string{"noatime", "discard"}})
+	m.Mounts = append(m.Mounts, guest.FileSystem{FSType: "ext4", Source: "disk:0", Target: "disk", Options: []string{"noatime", "discard"}})
 	m.Overlay.Upper, m.Overlay.Work = "disk/upper", "disk/work"
 	spec, image := rec.Request.Spec, rec.Request.Layers.Config
 	env := slices.Clone(image.Env)

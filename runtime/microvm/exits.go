@@ -188,6 +188,9 @@ func (r *Runtime) machineEnded(sb *sandbox, m vmm.VM) {
 	case errors.Is(err, dsec.SandboxGone.Err()):
 		// Its kernel stopped, which nothing but what ran in it can have done.
 		x.Cause, x.By = dsec.CauseAgentDamage, dsec.InducedBySelf
+	case strings.Contains(err.Error(), syscall.SIGBUS.String()):
+		// What it maps was not there: a layer is not what it was.
+		x.Cause, x.By = dsec.CauseInfraImage, dsec.InducedByPlatform
 	case strings.Contains(err.Error(), "signal"):
 		x.Evidence = append(x.Evidence, "not by the memory limit")
 	}

@@ -144,23 +144,29 @@ func (r *Runtime) startDisk(ctx context.Context, sb *sandbox) (*diskMachine, err
 	name := diskName(sb.id)
 	d := &diskMachine{used: time.Now()}
 	var m Machinery
-	var shape vmm.Shape
-	var slots []string
+	var l *backing
+	defer func() {
+		if l != nil {
+			l.letGo()
+		}
+	}()
 	_, err := lifecycle.Run(ctx, "microvm.disk", []lifecycle.Step{
 		{Name: "kernel", Do: func(ctx context.Context) (err error) {
 			m, err = r.open(ctx)
 			return err
 		}},
 		{Name: "layers", Do: func(ctx context.Context) (err error) {
-			shape, slots, err = r.prepareLayers(ctx, m, rec.Request)
+			if l, err = r.back(ctx, m, rec.Request, nil); err == nil {
+				rec.Read = l.read
+			}
 			return err
 		}},
 		{Name: "cgroup", Do: func(context.Context) error {
-			_, err := r.groups.Create(Prefix+name, groupLimits(rec.Request.Spec.Limits, shape.Memory))
+			_, err := r.groups.Create(Prefix+name, groupLimits(rec.Request.Spec.Limits, l.shape.Memory))
 			return err
 		}, Undo: func(ctx context.Context) error { return r.groups.Remove(ctx, Prefix+name) }},
 		{Name: "machine", Do: func(ctx context.Context) (err error) {
-			d.m, err = r.clone(ctx, m, shape, cloneOf{name: name, disk: shared(sb.id), files: slots})
+			d.m, err = r.clone(ctx, m, l, cloneOf{name: name, disk: shared(sb.id)})
 			return err
 		}, Undo: func(ctx context.Context) error { return endMachine(ctx, d.m, d.c) }},
 		{Name: "root", Do: func(ctx context.Context) (err error) {

@@ -99,7 +99,13 @@ func (r *Runtime) writeMoment(ctx context.Context, sb *sandbox, m vmm.VM, name s
 	if err := r.copyDisk(ctx, shared(sb.id), momentDisk(name), sb.record().Request.Spec.Limits.Disk); err != nil {
 		return err
 	}
-	return m.Snapshot(ctx, r.moment(name))
+	if err := m.Snapshot(ctx, r.moment(name)); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kept[name] = sb.record().Read
+	return nil
 }
 
 // DropMoment implements runtime.Forker.
@@ -108,6 +114,9 @@ func (r *Runtime) DropMoment(ctx context.Context, name string) error {
 	if err := checkMoment(name); err != nil {
 		return err
 	}
+	r.mu.Lock()
+	delete(r.kept, name)
+	r.mu.Unlock()
 	if err := r.disks.Remove(ctx, momentDisk(name)); err != nil {
 		return err
 	}
@@ -227,7 +236,7 @@ func (b *build) restore(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	m, err := b.machinery.VMM.Restore(ctx, b.r.moment(b.rec.Request.From), vmm.Devices{Name: string(b.sb.id), Pmem: b.files, Disk: diskPath(dir), Tap: b.tap})
+	m, err := b.machinery.VMM.Restore(ctx, b.r.moment(b.rec.Request.From), vmm.Devices{Name: string(b.sb.id), Pmem: b.layers.slots, Disk: diskPath(dir), Blocks: b.layers.blocks, Tap: b.tap})
 	if err != nil {
 		return err
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/hold"
-	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/netpolicy"
+	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
 )
@@ -48,9 +48,9 @@ type Config struct {
 	// Open brings what machines begin with, when it is first needed, and again after an
 	// error: getting a kernel may take a while.
 	Open func(context.Context) (Machinery, error)
-	// Fill makes all data of a layer be on this machine, in files that nobody watches the
-	// reads of; nil: a layer that is not whole is Unavailable.
-	Fill func(context.Context, layer.Local) error
+	// Devices are what is read of layers whose data are not all here; nil: such a layer is
+	// Unavailable.
+	Devices rootfs.Devices
 }
 
 // Runtime is the tier of microVMs; see package runtime for what it promises.
@@ -73,8 +73,9 @@ type Runtime struct {
 	machinery *Machinery
 	caps      vmm.Caps
 	sandboxes map[dsec.SandboxID]*sandbox
-	unsent    []*runtime.Exit // waiting for the receiver of exits
-	wake      chan struct{}   // has an element when unsent changed
+	kept      map[string][]bool // of moments: which layers' data are disks
+	unsent    []*runtime.Exit   // waiting for the receiver of exits
+	wake      chan struct{}     // has an element when unsent changed
 }
 
 var errClosed = errors.New("the runtime is closed")
@@ -104,7 +105,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 		return nil, dsec.E(dsec.Internal, "open microvm runtime", c.Dir, err)
 	}
 	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, log: c.Log, slots: make(chan struct{}, c.Parallel),
-		exits: make(chan runtime.Exit), opening: make(chan struct{}, 1), sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
+		exits: make(chan runtime.Exit), opening: make(chan struct{}, 1), sandboxes: map[dsec.SandboxID]*sandbox{}, kept: map[string][]bool{}, wake: make(chan struct{}, 1)}
 	r.life, r.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	if err := r.adopt(ctx); err != nil {
 		r.stop(errClosed)

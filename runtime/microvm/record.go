@@ -33,6 +33,7 @@ type record struct {
 	Stopped bool            `json:"stopped,omitempty"`
 
 	MachineID string              `json:"machine_id"`
+	Read      []bool              `json:"read,omitempty"`    // of each layer: its data are a disk of the machine, and not mapped
 	Lease     *lease              `json:"lease,omitempty"`   // of its network, if it has one
 	Network   *dsec.NetworkPolicy `json:"network,omitempty"` // set after creation; nil: as in the request
 	Last      *runtime.Stats      `json:"last,omitempty"`    // when it stopped

@@ -1,6 +1,7 @@
 package microvm
 
 import (
+	"context"
 	"math"
 	"os"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
 )
 
@@ -71,48 +73,98 @@ func diskSize(limit int64) int64 {
 	return 0
 }
 
-// shapeOf is the machine of a sandbox.
-func (r *Runtime) shapeOf(m Machinery, spec dsec.Spec, layers []layer.Local) (vmm.Shape, error) {
-	s := vmm.Shape{Kernel: m.Kernel, Initramfs: m.Initramfs, CPUs: 1, Disk: diskSize(spec.Limits.Disk), NIC: true}
-	if s.Disk == 0 {
-		return s, dsec.Errorf(dsec.Unsupported, "choose machine", "limits.disk", "%d bytes, at most %d on tier %s", spec.Limits.Disk, int64(largeDisk)/2, dsec.TierMicroVM)
+// backing is what the layers of a sandbox are in its machine: files by slot, and by place of
+// read-only disks.
+type backing struct {
+	shape  vmm.Shape
+	slots  []string
+	blocks []string
+	read   []bool // of each layer: its data are a disk, because not all of them are here
+	close  []*os.File
+}
+
+func (b *backing) letGo() {
+	for _, f := range b.close {
+		_ = f.Close()
 	}
-	if len(layers) > mostLayers {
-		return s, dsec.Errorf(dsec.Unsupported, "choose machine", "layers", "%d, at most %d on tier %s: merge some", len(layers), mostLayers, dsec.TierMicroVM)
+	b.close = nil
+}
+
+// back finds what the layers of a sandbox are. read says of which the data have to be a disk, as
+// they were before; nil: it depends on what is here.
+func (r *Runtime) back(ctx context.Context, m Machinery, req runtime.Request, read []bool) (_ *backing, err error) {
+	layers := req.Layers.Layers
+	spec := req.Spec
+	b := &backing{shape: vmm.Shape{Kernel: m.Kernel, Initramfs: m.Initramfs, CPUs: 1, Disk: diskSize(spec.Limits.Disk), NIC: true}}
+	defer func() {
+		if err != nil {
+			b.letGo()
+		}
+	}()
+	if err := checkShape(spec, len(layers)); err != nil {
+		return nil, err
 	}
-	for _, l := range layers {
-		s.Pmem = append(s.Pmem, slotSize(l.MetaSize))
-		if l.DataSize > 0 {
-			s.Pmem = append(s.Pmem, slotSize(l.DataSize))
+	for i, l := range layers {
+		if err := lengthen(l.Meta, l.MetaSize); err != nil {
+			return nil, dsec.E(fault.Class(err, dsec.Internal), "map layer", string(l.Digest), err)
+		}
+		b.shape.Pmem, b.slots = append(b.shape.Pmem, slotSize(l.MetaSize)), append(b.slots, l.Meta)
+		apart := false
+		if read != nil {
+			apart = read[i]
+		} else if whole, err := l.Whole(); err != nil {
+			return nil, err
+		} else {
+			apart = !whole
+		}
+		b.read = append(b.read, apart)
+		if l.DataSize == 0 {
+			continue
+		}
+		if apart {
+			err = r.backByDisk(ctx, b, l)
+		} else if err = lengthen(l.Data, l.DataSize); err == nil {
+			b.shape.Pmem, b.slots = append(b.shape.Pmem, slotSize(l.DataSize)), append(b.slots, l.Data)
+		}
+		if err != nil {
+			return nil, dsec.E(fault.Class(err, dsec.ClassOf(err)), "map layer", string(l.Digest), err)
 		}
 	}
-	s.Memory = memorySize(spec.Limits, s.Pmem)
+	b.shape.Memory = memorySize(spec.Limits, b.shape.Pmem)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.caps.Accel == "kvm" { // emulated processors take turns, and one has less to say to the others
-		s.CPUs = int(math.Ceil(spec.Limits.CPU))
+		b.shape.CPUs = int(math.Ceil(spec.Limits.CPU))
 	}
-	return s, nil
+	return b, nil
 }
 
-// slotFiles are the files of layers, as long as their slots, in their order.
-func slotFiles(layers []layer.Local) ([]string, error) {
-	var files []string
-	for _, l := range layers {
-		for _, f := range []struct {
-			path string
-			size int64
-		}{{l.Meta, l.MetaSize}, {l.Data, l.DataSize}} {
-			if f.size == 0 {
-				continue
-			}
-			if err := lengthen(f.path, f.size); err != nil {
-				return nil, dsec.E(fault.Class(err, dsec.Internal), "map layer", string(l.Digest), err)
-			}
-			files = append(files, f.path)
-		}
+// checkShape refuses what no machine can be made for.
+func checkShape(spec dsec.Spec, layers int) error {
+	if diskSize(spec.Limits.Disk) == 0 {
+		return dsec.Errorf(dsec.Unsupported, "choose machine", "limits.disk", "%d bytes, at most %d on tier %s", spec.Limits.Disk, int64(largeDisk)/2, dsec.TierMicroVM)
 	}
-	return files, nil
+	if layers > mostLayers {
+		return dsec.Errorf(dsec.Unsupported, "choose machine", "layers", "%d, at most %d on tier %s: merge some", layers, mostLayers, dsec.TierMicroVM)
+	}
+	return nil
+}
+
+// backByDisk has the data of a layer be a disk, of which nothing is mapped: whoever brings what is
+// not here answers the monitor's reads.
+func (r *Runtime) backByDisk(ctx context.Context, b *backing, l layer.Local) error {
+	if r.cfg.Devices == nil {
+		return dsec.Errorf(dsec.Unavailable, "read layer", string(l.Digest), "its data are not all on this machine, and nobody brings them")
+	}
+	d, err := r.cfg.Devices.Device(ctx, l)
+	if err != nil {
+		return err
+	}
+	if d.Mount != nil {
+		b.close = append(b.close, d.Mount)
+	}
+	b.shape.Blocks, b.blocks = append(b.shape.Blocks, slotSize(l.DataSize)), append(b.blocks, d.Path)
+	return nil
 }
 
 // lengthen extends a file of a layer by a hole to the size of its slot, and lets everybody

@@ -101,6 +101,7 @@ type world struct {
 	mortal    bool             // its guests have an agent that can be killed
 	pool      int64            // bytes of the disk pool; 0: 4 GiB
 	machinery func(*Machinery) // changes what machines begin with
+	devices   rootfs.Devices   // of layers that are not whole
 	network   *veth.Network
 	gate      *bpf.Gate
 }
@@ -190,7 +191,7 @@ func (w *world) openRuntime(t testing.TB) {
 		Keep: &qemu.Keep{Hold: w.hold, Place: Place(w.groups)}})
 	must(t, err)
 	c := Config{Dir: filepath.Join(w.dir, "sandboxes"), Hold: w.hold, Cgroups: w.groups, Disks: w.disks, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-		Open: func(context.Context) (Machinery, error) {
+		Devices: w.devices, Open: func(context.Context) (Machinery, error) {
 			m := Machinery{VMM: w.driver, Kernel: kit.kernel, Initramfs: kit.initramfs}
 			if w.mortal {
 				m.Initramfs = mortalInitramfs(t)
@@ -424,12 +425,16 @@ type outcome struct {
 	stdout, stderr string
 }
 
+func shell(script string) process.Spec {
+	return process.Spec{Argv: []string{"/bin/sh", "-c", script}}
+}
+
 // run runs a command of the shell to its end and releases it.
 func (w *world) run(t testing.TB, id dsec.SandboxID, script string) (o outcome) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	p, err := w.r.Exec(ctx, id, process.Spec{Argv: []string{"/bin/sh", "-c", script}})
+	p, err := w.r.Exec(ctx, id, shell(script))
 	must(t, err)
 	o.Result, err = p.Wait(ctx)
 	must(t, err)

@@ -43,7 +43,8 @@ func Mount() (dev, mount *os.File, err error) {
 	}
 	mount, err = linux.NewFS("fuse").String("source", "dsec-layer").String("fd", strconv.Itoa(fd)).
 		String("rootmode", "100400").String("user_id", "0").String("group_id", "0").String("max_read", strconv.Itoa(most)).
-		Flag("ro").Mount(unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC)
+		Flag("ro").Flag("allow_other"). // a virtual machine's monitor reads, which is another user, and nobody else can get at it
+		Mount(unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
 		return nil, nil, errors.Join(err, unix.Close(fd))
 	}

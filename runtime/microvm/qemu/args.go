@@ -18,6 +18,9 @@ const (
 // and each interface is alone on its tap.
 const mac = "02:64:73:65:63:01"
 
+// firstSet is the number of the set that has the descriptor of the first read-only disk.
+const firstSet = 16
+
 // line is a command line as data. Numbers are descriptors that QEMU inherits; 0
 // is none of a kind.
 type line struct {
@@ -32,8 +35,9 @@ type line struct {
 	shared     bool
 	slots      []int // one for each of the shape's
 	disk       int
-	tap        int // 0: an interface without a cable
-	cable      int // the end of a connection that stands for the tap
+	blocks     []int // one for each of the shape's
+	tap        int   // 0: an interface without a cable
+	cable      int   // the end of a connection that stands for the tap
 }
 
 // args is the command line. Nothing in it is a path but the firmware's, so that
@@ -78,6 +82,12 @@ func (l line) args() []string {
 			"-blockdev", "driver=raw,node-name=disk,discard=unmap,cache.no-flush=on,file.driver=file,file.filename=/dev/fdset/1,file.discard=unmap",
 			// A host without room is an error to the guest, and no reason to stop it.
 			"-device", "virtio-blk-pci,id=disk0,drive=disk,werror=report,rerror=report")
+	}
+	for i := range s.Blocks {
+		// A file of its own size: what the guest was told of may be larger, and is read as an error.
+		a = append(a, "-add-fd", fmt.Sprintf("fd=%d,set=%d", l.blocks[i], firstSet+i),
+			"-blockdev", fmt.Sprintf("driver=raw,node-name=block%d,read-only=on,file.driver=file,file.locking=off,file.read-only=on,file.filename=/dev/fdset/%d", i, firstSet+i),
+			"-device", fmt.Sprintf("virtio-blk-pci,id=blk%d,drive=block%d,rerror=report", i, i))
 	}
 	if s.NIC {
 		// Without a cable it is a connection that has ended. (A guest with a hub

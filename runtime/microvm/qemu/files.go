@@ -57,6 +57,23 @@ func openSized(name string, flags int, size int64) (*os.File, error) {
 	return f, nil
 }
 
+// openAtMost opens a file to read that is no larger.
+func openAtMost(name string, size int64) (*os.File, error) {
+	f, err := openRegular(name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && st.Size() > size {
+		err = dsec.Errorf(dsec.Invalid, "open", name, "it has %d bytes, and its place %d", st.Size(), size)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
 // openDisk opens a disk for one machine: the lock ends with the last descriptor of this
 // opening, which is QEMU's.
 func openDisk(name string, size int64) (*os.File, error) {
@@ -120,6 +137,17 @@ func zeros(size int64, sealed bool) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// emptyDisk is a file of zeros that is open for reading only: QEMU takes no other for a
+// disk that is.
+func emptyDisk(size int64) (*os.File, error) {
+	f, err := zeros(size, true)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return openRegular(fdPath(int(f.Fd())), os.O_RDONLY)
 }
 
 func seal(f *os.File, how int) error {

@@ -212,6 +212,13 @@ func (l *line) devices(files *inherit, dev vmm.Devices) {
 	if s.Disk > 0 {
 		l.disk = files.add(openDisk(dev.Disk, s.Disk))
 	}
+	for i, n := range s.Blocks {
+		if i < len(dev.Blocks) && dev.Blocks[i] != "" {
+			l.blocks = append(l.blocks, files.add(openAtMost(dev.Blocks[i], n)))
+		} else {
+			l.blocks = append(l.blocks, files.add(emptyDisk(n)))
+		}
+	}
 	if dev.Tap != nil {
 		l.tap = files.lend(dev.Tap)
 	}

@@ -149,6 +149,9 @@ func (l *line) emptySlots(files *inherit) {
 	if l.shape.Disk > 0 {
 		l.disk = files.add(zeros(l.shape.Disk, false))
 	}
+	for _, n := range l.shape.Blocks {
+		l.blocks = append(l.blocks, files.add(emptyDisk(n)))
+	}
 }
 
 // settle waits until the guest is ready.

@@ -80,6 +80,7 @@ type Shape struct {
 	Memory    int64   // bytes, a multiple of 1 MiB
 	Pmem      []int64 // sizes of the read-only slots in bytes, multiples of PmemAlign: /dev/pmem0, …
 	Disk      int64   // size of the writable /dev/vda in bytes, a multiple of 512; 0: none
+	Blocks    []int64 // sizes of read-only disks behind it in bytes, multiples of 512
 	NIC       bool    // an interface, the same address in every machine
 }
 
@@ -93,6 +94,12 @@ type Devices struct {
 	// that is not there yet would be one of a process that cannot wait. "" is
 	// an empty slot, which reads as zeros; slots at the end may be left out.
 	Pmem []string
+
+	// Blocks are files by place, of at most its size, that many machines may share. A read
+	// may take its time and may fail, which is an error of that read in the guest; so is one
+	// behind the end of the file. "" is an empty one, which reads as zeros; those at the end may
+	// be left out.
+	Blocks []string
 
 	// Disk is a file, exactly of the Shape's size. No two machines share one: the
 	// second is refused as a Conflict.
@@ -246,8 +253,10 @@ func (s Shape) Check() error {
 		return bad("%d bytes of memory: whole MiB, from 32 MiB to 1 TiB", s.Memory)
 	case s.Disk < 0 || s.Disk > 1<<50 || s.Disk%512 != 0:
 		return bad("a disk of %d bytes: whole sectors of 512, up to 1 PiB", s.Disk)
-	case len(s.Pmem) > 16:
-		return bad("%d pmem slots, at most 16", len(s.Pmem))
+	case len(s.Pmem) > 32:
+		return bad("%d pmem slots, at most 32", len(s.Pmem))
+	case len(s.Blocks) > 32:
+		return bad("%d read-only disks, at most 32", len(s.Blocks))
 	case len(s.Append) > 1024:
 		return bad("%d bytes for the kernel's command line, at most 1024", len(s.Append))
 	}
@@ -261,6 +270,11 @@ func (s Shape) Check() error {
 			return bad("pmem slot %d has %d bytes: multiples of 2 MiB, up to 4 TiB", i, n)
 		}
 	}
+	for i, n := range s.Blocks {
+		if n <= 0 || n > 1<<50 || n%512 != 0 {
+			return bad("read-only disk %d has %d bytes: whole sectors of 512, up to 1 PiB", i, n)
+		}
+	}
 	return nil
 }
 
@@ -270,6 +284,8 @@ func (d Devices) Check(s Shape) error {
 	switch {
 	case len(d.Pmem) > len(s.Pmem):
 		return dsec.Errorf(dsec.Invalid, op, object, "%d pmem files for %d slots", len(d.Pmem), len(s.Pmem))
+	case len(d.Blocks) > len(s.Blocks):
+		return dsec.Errorf(dsec.Invalid, op, object, "%d read-only files for %d disks", len(d.Blocks), len(s.Blocks))
 	case (d.Disk != "") != (s.Disk > 0):
 		return dsec.Errorf(dsec.Invalid, op, object, "a disk file and a disk of %d bytes in the shape: both or none", s.Disk)
 	case d.Tap != nil && !s.NIC:
