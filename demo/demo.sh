@@ -38,7 +38,7 @@ case $TIER in
 container) N=${N:-200} ;;
 microvm)
   N=${N:-12}
-  go run ./demo/kernel "$PWD/.cache/vm"
+  go run ./e2e/vm/fetch "$PWD/.cache/vm"
   node=', "node": {"kernel_cache": "'$PWD'/.cache/vm"}'
   ;;
 *) echo "demo: TIER=$TIER: want container or microvm" >&2; exit 2 ;;

@@ -12,9 +12,9 @@ import (
 // A sandbox has a kernel, a boot and names of its own, its limits, and nothing of the machine's.
 func TestSandboxIsAMachine(t *testing.T) {
 	w := newWorld(t)
-	id := w.create(t, func(r *runtime.Request) { r.Spec.Limits.Memory, r.Spec.Workdir = 96<<20, "/work/deep" })
+	id := w.create(t, func(r *runtime.Request) { r.Spec.Limits.Memory, r.Spec.Workdir = 96<<20, "/srv/deep" })
 	o := w.run(t, id, "hostname; cat /etc/hostname; pwd; ls /dev; ls /sys/class/net; cat /proc/1/comm; ls /proc | grep -c '^[0-9]'; mknod /x b 8 0; mount -t proc x /proc; echo $FROM")
-	want := fmt.Sprintf("%s\n%s\n/work/deep\nfd\nfull\nmqueue\nnull\nptmx\npts\nrandom\nshm\nstderr\nstdin\nstdout\ntty\nurandom\nzero\n", id, id)
+	want := fmt.Sprintf("%s\n%s\n/srv/deep\nfd\nfull\nmqueue\nnull\nptmx\npts\nrandom\nshm\nstderr\nstdin\nstdout\ntty\nurandom\nzero\n", id, id)
 	if !strings.HasPrefix(o.stdout, want) || !strings.HasSuffix(o.stdout, "image\n") || strings.Count(o.stderr, "not permitted")+strings.Count(o.stderr, "denied") != 2 {
 		t.Errorf("%s%s", o.stdout, o.stderr)
 	}
