@@ -20,6 +20,8 @@ run_go() {
   go list ./... | grep -E "$alone" | grep -vx "${slow:-none}" | xargs go test -race -count=1 -p 1 -timeout "$timeout"
   if [ -n "$slow" ]; then CGO_ENABLED=0 go test -count=1 -timeout "$timeout" "$slow"; fi
   if [ -n "${DSEC_LONG:-}" ]; then
+    # The cases of whole machines that do not need to see into a sandbox from outside.
+    DSEC_LONG= DSEC_TEST_TIER=microvm go test -race -count=1 -timeout "$timeout" -run 'A25|B11|B18|C8|D16|G1_|G3_|G21|KilledGateway|KilledHold|KillUnderLoad' ./e2e/machine
     scripts/fuzz.sh 60s
     run_vm
   fi

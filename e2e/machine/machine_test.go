@@ -3,10 +3,12 @@ package machine
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/e2e/up"
+	"github.com/opendsec/dsec/e2e/vm"
 	"github.com/opendsec/dsec/process"
 )
 
@@ -62,6 +65,25 @@ func start(t *testing.T) *host {
 	return startIn(t, stateDir(t))
 }
 
+// tier is of the sandboxes: DSEC_TEST_TIER, or containers.
+var tier = dsec.Tier(cmp.Or(os.Getenv("DSEC_TEST_TIER"), string(dsec.TierContainer)))
+
+// kernels is where those of virtual machines are, brought by the machine's own apt.
+func kernels(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../../.cache/vm")
+	if err == nil {
+		var k *vm.Kernel
+		if k, err = vm.Fetch(t.Context(), dir); err == nil {
+			k.Close()
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // stateDir is for the state of one machine, which removes it.
 func stateDir(t *testing.T) string {
 	t.Helper()
@@ -88,7 +110,10 @@ func startWith(t *testing.T, dir, lines string, node ...string) *host {
 func startBinary(t *testing.T, binary, dir, lines string, node ...string) *host {
 	t.Helper()
 	n := instances.Add(1)
-	node = append(node, "disk_pool: 8GiB", fmt.Sprintf("max_live: 1000, uid_ranges: %d, uid_base: %d", idRanges, 1<<20+n%16*idRanges<<16))
+	node = append(node, "disk_pool: 8GiB", fmt.Sprintf("max_live: 1000, uid_ranges: %d, uid_base: %d", idRanges, 1<<20+n%16*(idRanges+1)<<16))
+	if tier != dsec.TierContainer {
+		node = append(node, "kernel_cache: "+kernels(t))
+	}
 	conf := "gateway: {listen: ''}\nnode: {" + strings.Join(node, ", ") + "}\n" + lines
 	h := &host{t: t, Machine: up.Start(t, binary, fmt.Sprintf("e%d", n), dir, conf)}
 	h.image("box", busybox(t))
@@ -104,7 +129,7 @@ func (h *host) image(tag string, root []byte) {
 
 func (h *host) create(change func(*dsec.Spec)) dsec.SandboxID {
 	h.t.Helper()
-	s := dsec.Spec{Tier: dsec.TierContainer, Image: "box", Limits: dsec.Limits{CPU: 1, Memory: 128 << 20, Pids: 64, Disk: 64 << 20}}
+	s := dsec.Spec{Tier: tier, Image: "box", Limits: dsec.Limits{CPU: 1, Memory: 128 << 20, Pids: 64, Disk: 64 << 20}}
 	if change != nil {
 		change(&s)
 	}

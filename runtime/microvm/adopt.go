@@ -171,7 +171,11 @@ func (r *Runtime) adoptRunning(ctx context.Context, keeper vmm.Adopter, sb *sand
 	if err != nil {
 		sb.phase = running
 		x := runtime.Exit{Cause: dsec.CauseUnknown, By: dsec.InducedByUnknown, Evidence: []string{"its machine ended while the node agent did not run: " + err.Error()}}
-		if errors.Is(err, dsec.SandboxGone.Err()) && strings.Contains(err.Error(), "ended itself") {
+		switch {
+		case sb.rec.Begun.Before(r.hold.Info().Started):
+			x.Cause, x.By = dsec.CauseInfraNodeLost, dsec.InducedByPlatform
+			x.Evidence = append(x.Evidence, "the process that held the machine (dsec-hold) ended")
+		case errors.Is(err, dsec.SandboxGone.Err()) && strings.Contains(err.Error(), "ended itself"):
 			x.Cause, x.By = dsec.CauseAgentDamage, dsec.InducedBySelf
 		}
 		r.end(sb, x)
