@@ -171,6 +171,8 @@ type Resume struct {
 	MachineID string   `json:"machine_id,omitempty"` // 32 hexadecimal digits, for /etc/machine-id
 	Network   *Network `json:"network,omitempty"`
 
+	Frozen bool `json:"frozen,omitempty"` // a sandbox that is frozen stays so
+
 	// Files say what the sandbox is called: they are put in place of what is there when it is
 	// made, and again whenever this is told.
 	Files []NewFile `json:"files,omitempty"`

@@ -149,6 +149,14 @@ type Resumer interface {
 	Resume(ctx context.Context, id dsec.SandboxID) error
 }
 
+// Suspender is a Pauser that can do without a sandbox's memory.
+type Suspender interface {
+	// Suspend pauses a running sandbox, or one that is paused, and has what it has in memory be on
+	// disk only. It stays so through restarts of everything. Whatever reaches into it brings
+	// it back first, paused; Resume has it go on, with the time and an address of then.
+	Suspend(ctx context.Context, id dsec.SandboxID) error
+}
+
 // Dialer connects to a port inside the sandbox's network, whatever its mode.
 type Dialer interface {
 	// Dial errs with Unavailable if nothing listens there.

@@ -72,7 +72,7 @@ func (a *Agent) resume(q guest.Request) error {
 	a.resumed, a.told = true, *r
 	a.told.Seed = nil
 	a.mu.Unlock()
-	if !frozen || sb == nil {
+	if !frozen || sb == nil || r.Frozen {
 		return nil
 	}
 	if err := sb.group.freeze(context.Background(), false); err != nil && !sb.hasEnded() {

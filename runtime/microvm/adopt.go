@@ -115,10 +115,16 @@ func (r *Runtime) adoptOne(ctx context.Context, keeper vmm.Adopter, id dsec.Sand
 			endStray(ctx, keeper, string(id))
 		}
 		sb.phase, sb.exit = ended, x
-		r.tell(sb, *x)
+		r.report(sb, *x)
 		return nil
 	}
 	switch {
+	case rec.Suspended && !rec.Stopped:
+		if machines[string(id)] { // which is on disk as a whole
+			endStray(ctx, keeper, string(id))
+		}
+		sb.phase, sb.paused, sb.suspended = running, true, make(chan struct{})
+		return r.putAway(ctx, sb)
 	case rec.Stopped:
 		if machines[string(id)] {
 			endStray(ctx, keeper, string(id))

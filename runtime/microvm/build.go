@@ -30,6 +30,9 @@ type build struct {
 	machinery Machinery
 	layers    *backing
 	tap       *os.File
+
+	from string // directory of a machine that it goes on as; "": it is a clone
+	read []bool // of its layers, then
 }
 
 func (b *build) close() {
@@ -186,17 +189,7 @@ func (b *build) begin() []lifecycle.Step {
 }
 
 func (b *build) back(ctx context.Context) (err error) {
-	var read []bool
-	if from := b.rec.Request.From; from != "" && b.rec.Starts == 1 {
-		b.r.mu.Lock()
-		kept, ok := b.r.kept[from]
-		b.r.mu.Unlock()
-		if !ok {
-			return dsec.Errorf(dsec.NotFound, "find moment", from, "it was not kept, or is dropped")
-		}
-		read = kept
-	}
-	b.layers, err = b.r.back(ctx, b.machinery, b.rec.Request, read)
+	b.layers, err = b.r.back(ctx, b.machinery, b.rec.Request, b.read)
 	if err == nil {
 		b.rec.Read = b.layers.read
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -66,7 +67,7 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 		return nil, err
 	}
 	r.watchCommand(sb, p)
-	return &command{p, r, sb}, nil
+	return &command{Process: p, r: r, sb: sb}, nil
 }
 
 // capsOf a profile but MKNOD, which in a container makes nothing that can be opened, and in
@@ -82,19 +83,29 @@ func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (
 	if err != nil {
 		return nil, err
 	}
+	if err := r.bringBack(ctx, sb); err != nil {
+		return nil, err
+	}
+	p, err := r.findCommand(ctx, sb, exec)
+	if err != nil {
+		return nil, r.explain(op, sb, err)
+	}
+	return &command{Process: p, r: r, sb: sb}, nil
+}
+
+func (r *Runtime) findCommand(ctx context.Context, sb *sandbox, exec string) (process.Process, error) {
 	c, err := r.session(ctx, sb)
 	if err != nil {
 		return nil, err
 	}
-	p, err := c.Process(ctx, exec)
-	if err != nil {
-		return nil, r.explain(op, sb, err)
-	}
-	return &command{p, r, sb}, nil
+	return c.Process(ctx, exec)
 }
 
 // execs are the ids of a sandbox's commands.
 func (r *Runtime) execs(ctx context.Context, sb *sandbox) []string {
+	if sb.isSuspended() {
+		return sb.record().Execs
+	}
 	ctx, cancel := context.WithTimeout(ctx, greetTime)
 	defer cancel()
 	c, err := r.session(ctx, sb)
@@ -108,66 +119,145 @@ func (r *Runtime) execs(ctx context.Context, sb *sandbox) []string {
 	return ids
 }
 
-// command is one in a guest whose errors say when it is its sandbox that is gone.
+// command is one in a guest. It outlives the session that it was started by: a guest that is
+// reached again, or that was suspended and goes on, has it still.
 type command struct {
-	process.Process
+	process.Process // its Spec, and the first session's
+
 	r  *Runtime
 	sb *sandbox
+
+	mu  sync.Mutex
+	now process.Process // of the last session; nil: the first
 }
 
 func (c *command) translate(err error) error {
 	return c.r.explain("reach command in sandbox", c.sb, err)
 }
 
-func (c *command) Follow(ctx context.Context, s process.Stream, offset int64) (process.Reader, error) {
-	r, err := c.Process.Follow(ctx, s, offset)
-	if err != nil {
-		return nil, c.translate(err)
+// do calls fn with the command of the present session, and again with that of the next one if
+// the session broke.
+func (c *command) do(ctx context.Context, fn func(process.Process) error) error {
+	for again := 0; ; again++ {
+		c.mu.Lock()
+		p := c.now
+		c.mu.Unlock()
+		if p == nil {
+			p = c.Process
+		}
+		err := fn(p)
+		if dsec.ClassOf(err) != dsec.Unavailable || again == mostBroken || c.sb.getPhase() != running {
+			return c.translate(err)
+		}
+		if werr := c.sb.awake(ctx); werr != nil {
+			return werr
+		}
+		next, ferr := c.r.findCommand(ctx, c.sb, c.Spec().ID)
+		if ferr != nil {
+			return c.translate(err)
+		}
+		c.mu.Lock()
+		c.now = next
+		c.mu.Unlock()
 	}
-	return &reader{r, c}, nil
 }
 
-// reader says when it is its sandbox that is gone.
+func (c *command) Follow(ctx context.Context, s process.Stream, offset int64) (process.Reader, error) {
+	r := &reader{c: c, stream: s, offset: offset}
+	if err := r.open(ctx); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// reader goes on where it was when its session broke, and says when it is its sandbox that is gone.
 type reader struct {
-	process.Reader
-	c *command
+	c      *command
+	stream process.Stream
+	offset int64 // of the next byte
+
+	mu  sync.Mutex
+	now process.Reader
+}
+
+func (r *reader) open(ctx context.Context) error {
+	return r.c.do(ctx, func(p process.Process) error {
+		next, err := p.Follow(ctx, r.stream, r.offset)
+		if err == nil {
+			r.mu.Lock()
+			r.now = next
+			r.mu.Unlock()
+		}
+		return err
+	})
 }
 
 func (r *reader) Next(ctx context.Context) (process.Chunk, error) {
-	chunk, err := r.Reader.Next(ctx)
-	return chunk, r.c.translate(err)
+	for again := 0; ; again++ {
+		r.mu.Lock()
+		now := r.now
+		r.mu.Unlock()
+		chunk, err := now.Next(ctx)
+		if err == nil {
+			r.offset = chunk.Offset + int64(len(chunk.Data))
+			return chunk, nil
+		}
+		if dsec.ClassOf(err) != dsec.Unavailable || again == mostBroken || r.c.sb.getPhase() != running {
+			return chunk, r.c.translate(err)
+		}
+		_ = now.Close()
+		if oerr := r.open(ctx); oerr != nil {
+			return chunk, oerr
+		}
+	}
+}
+
+func (r *reader) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.now.Close()
 }
 
 func (c *command) Kept(ctx context.Context, s process.Stream) (head, tail []byte, tailOffset int64, err error) {
-	head, tail, tailOffset, err = c.Process.Kept(ctx, s)
-	return head, tail, tailOffset, c.translate(err)
+	err = c.do(ctx, func(p process.Process) (err error) {
+		head, tail, tailOffset, err = p.Kept(ctx, s)
+		return err
+	})
+	return head, tail, tailOffset, err
 }
 
-func (c *command) Write(ctx context.Context, p []byte) (int, error) {
-	n, err := c.Process.Write(ctx, p)
+// Write is not made again when its session breaks: nobody knows how much of it was read.
+func (c *command) Write(ctx context.Context, b []byte) (int, error) {
+	c.mu.Lock()
+	p := c.now
+	c.mu.Unlock()
+	if p == nil {
+		p = c.Process
+	}
+	n, err := p.Write(ctx, b)
 	return n, c.translate(err)
 }
 
 func (c *command) CloseStdin(ctx context.Context) error {
-	return c.translate(c.Process.CloseStdin(ctx))
+	return c.do(ctx, func(p process.Process) error { return p.CloseStdin(ctx) })
 }
 
 func (c *command) Resize(ctx context.Context, s process.Size) error {
-	return c.translate(c.Process.Resize(ctx, s))
+	return c.do(ctx, func(p process.Process) error { return p.Resize(ctx, s) })
 }
 
 func (c *command) Signal(ctx context.Context, sig int) error {
-	return c.translate(c.Process.Signal(ctx, sig))
+	return c.do(ctx, func(p process.Process) error { return p.Signal(ctx, sig) })
 }
 
 // Kill of what is gone with its sandbox has nothing left to do.
 func (c *command) Kill(ctx context.Context) error {
-	return unlessGone(c.translate(c.Process.Kill(ctx)))
+	return unlessGone(c.do(ctx, func(p process.Process) error { return p.Kill(ctx) }))
 }
 
 // Release likewise.
 func (c *command) Release(ctx context.Context) error {
-	return unlessGone(c.translate(c.Process.Release(ctx)))
+	return unlessGone(c.do(ctx, func(p process.Process) error { return p.Release(ctx) }))
 }
 
 func unlessGone(err error) error {
@@ -178,10 +268,13 @@ func unlessGone(err error) error {
 }
 
 // Wait reports the end of a command whose sandbox is being removed as the end of the sandbox.
-func (c *command) Wait(ctx context.Context) (process.Result, error) {
-	res, err := c.Process.Wait(ctx)
+func (c *command) Wait(ctx context.Context) (res process.Result, err error) {
+	err = c.do(ctx, func(p process.Process) (err error) {
+		res, err = p.Wait(ctx)
+		return err
+	})
 	if p := c.sb.getPhase(); err == nil && res.Status == process.Killed && (p == removing || p == absent) {
 		return res, dsec.Errorf(dsec.SandboxGone, "wait for command in sandbox", string(c.sb.id), "the sandbox ended during the call")
 	}
-	return res, c.translate(err)
+	return res, err
 }

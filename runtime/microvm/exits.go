@@ -226,12 +226,12 @@ func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
 	if err := writeExit(r.dir(sb.id), x); err != nil {
 		r.log.Warn("note the end of a sandbox", "sandbox", sb.id, "err", err)
 	}
-	r.tell(sb, x)
+	r.report(sb, x)
 	return true
 }
 
-// tell reports an end, and has what is left of the machine ended.
-func (r *Runtime) tell(sb *sandbox, x runtime.Exit) {
+// report tells of an end, and has what is left of the machine ended.
+func (r *Runtime) report(sb *sandbox, x runtime.Exit) {
 	r.mu.Lock()
 	r.unsent = append(r.unsent, &x)
 	r.mu.Unlock()

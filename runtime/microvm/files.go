@@ -65,6 +65,9 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 func (r *Runtime) reach(ctx context.Context, op string, sb *sandbox) (*guest.Client, error) {
 	switch sb.getPhase() {
 	case running:
+		if err := r.bringBack(ctx, sb); err != nil {
+			return nil, err
+		}
 		return r.session(ctx, sb)
 	case stopped, ended:
 		return r.diskSession(ctx, op, sb)

@@ -55,6 +55,9 @@ func (r *Runtime) KeepMoment(ctx context.Context, id dsec.SandboxID, name string
 	if _, err := r.live(op, id); err != nil {
 		return err
 	}
+	if err := r.bringBackInTurn(ctx, sb); err != nil {
+		return err
+	}
 	return wrap(op, id, r.explain(op, sb, r.keepMoment(ctx, sb, name)))
 }
 
@@ -213,6 +216,13 @@ func copyData(ctx context.Context, in, out *os.File) error {
 func (b *build) fork() []lifecycle.Step {
 	name, from := shared(b.sb.id), b.rec.Request.From
 	steps := []lifecycle.Step{{Name: "disk", Do: func(ctx context.Context) error {
+		b.r.mu.Lock()
+		read, ok := b.r.kept[from]
+		b.r.mu.Unlock()
+		if !ok {
+			return dsec.Errorf(dsec.NotFound, "find moment", from, "it was not kept, or is dropped")
+		}
+		b.from, b.read = b.r.moment(from), read
 		return b.r.copyDisk(ctx, momentDisk(from), name, b.rec.Request.Spec.Limits.Disk)
 	}, Undo: func(ctx context.Context) error { return b.r.disks.Remove(ctx, name) }}}
 	for _, s := range b.begin() {
@@ -229,14 +239,14 @@ func (b *build) fork() []lifecycle.Step {
 	return steps
 }
 
-// restore starts the machine of a moment, with devices like those it had.
+// restore starts a machine that was written, with devices like those it had.
 func (b *build) restore(ctx context.Context) error {
 	dir, err := b.r.disks.Open(ctx, shared(b.sb.id))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	m, err := b.machinery.VMM.Restore(ctx, b.r.moment(b.rec.Request.From), vmm.Devices{Name: string(b.sb.id), Pmem: b.layers.slots, Disk: diskPath(dir), Blocks: b.layers.blocks, Tap: b.tap})
+	m, err := b.machinery.VMM.Restore(ctx, b.from, vmm.Devices{Name: string(b.sb.id), Pmem: b.layers.slots, Disk: diskPath(dir), Blocks: b.layers.blocks, Tap: b.tap})
 	if err != nil {
 		return err
 	}

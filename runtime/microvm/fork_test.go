@@ -147,3 +147,99 @@ func eventually(t testing.TB, what string, f func() bool) {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
+
+// A suspended sandbox has nothing in memory and nothing that runs; it goes on with its processes, the right
+// time and another address, also under an agent that has not suspended it. Who reads of a command meanwhile
+// waits, or has it brought back.
+func TestSuspendedSandboxGoesOn(t *testing.T) {
+	w := newWorld(t, linked)
+	id := w.create(t, func(r *runtime.Request) { r.Spec.Network = dsec.NetworkOpen })
+	p, err := w.r.Exec(t.Context(), id, process.Spec{ID: "counter", Argv: []string{"/bin/sh", "-c", "n=0; while n=$((n+1)); do echo $n; sleep 0.1; done"}})
+	must(t, err)
+	rd, err := p.Follow(t.Context(), process.Stdout, 0)
+	must(t, err)
+	defer func() { _ = rd.Close() }()
+	next := func() string {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		c, err := rd.Next(ctx)
+		must(t, err)
+		return string(c.Data)
+	}
+	before := next()
+	w.run(t, id, "echo kept > /f")
+	for range 2 {
+		must(t, w.r.Suspend(t.Context(), id))
+	}
+	if names, err := w.driver.Names(t.Context()); err != nil || len(names) > 0 {
+		t.Fatal(names, err)
+	}
+	list, err := w.r.List(t.Context())
+	if err != nil || len(list) != 1 || !list[0].Running || !list[0].Paused || len(list[0].Execs) != 1 {
+		t.Fatalf("%+v %v", list, err)
+	}
+	if s, err := w.r.Stats(t.Context(), id); err != nil || s.HostMemory != 0 || s.CPU <= 0 {
+		t.Errorf("%+v %v", s, err)
+	}
+	w.reopen(t)
+	p, err = w.r.Process(t.Context(), id, "counter") // brings it back, frozen
+	must(t, err)
+	total := func() int64 {
+		head, tail, off, err := p.Kept(t.Context(), process.Stdout)
+		must(t, err)
+		return off + int64(len(head)+len(tail))
+	}
+	was := total()
+	if _, err := w.r.Exec(t.Context(), id, shell("true")); dsec.ClassOf(err) != dsec.IllegalState {
+		t.Errorf("a command in a paused sandbox: %v", err)
+	}
+	if total() != was {
+		t.Error("it ran though it is paused")
+	}
+	must(t, w.r.Resume(t.Context(), id))
+	eventually(t, "it goes on", func() bool { return total() > was })
+	now := time.Now()
+	o := w.run(t, id, "date +%s; cat /f; ip -4 addr show eth0 | grep -c inet")
+	var at int64
+	var f string
+	var n int
+	if _, err := fmt.Sscan(o.stdout, &at, &f, &n); err != nil || f != "kept" || n != 1 || now.Sub(time.Unix(at, 0)).Abs() > 2*time.Second {
+		t.Errorf("%+v %v", o, err)
+	}
+	if before == "" {
+		t.Error("nothing was read before")
+	}
+	// In one agent, a reader that waits goes on where it was.
+	rd2, err := p.Follow(t.Context(), process.Stdout, total())
+	must(t, err)
+	rd = rd2
+	next()
+	must(t, w.r.Suspend(t.Context(), id))
+	got := make(chan string, 1)
+	go func() {
+		c, err := rd2.Next(context.Background())
+		if err != nil {
+			got <- err.Error()
+			return
+		}
+		got <- string(c.Data)
+	}()
+	must(t, w.r.Resume(t.Context(), id))
+	select {
+	case text := <-got:
+		if text == "" || strings.ContainsAny(text, "abcdefgh") {
+			t.Errorf("read %q", text)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the reader hangs")
+	}
+	must(t, w.r.Suspend(t.Context(), id))
+	must(t, w.r.Stop(t.Context(), id, 0))
+	if _, err := w.r.Start(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if o := w.run(t, id, "cat /f"); o.stdout != "kept\n" {
+		t.Errorf("%+v", o)
+	}
+	must(t, w.r.Suspend(t.Context(), id))
+}

@@ -198,6 +198,9 @@ func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Netw
 	if r.cfg.Network == nil {
 		return 0, dsec.Errorf(dsec.Unsupported, op, string(id), "this node has no network for sandboxes")
 	}
+	if sb.isSuspended() { // it comes into force when it goes on
+		return 0, wrap(op, id, r.rewrite(sb, func(rec *record) { rec.Network = &p }))
+	}
 	ns, err := r.hold.Get(ctx, netName(id))
 	if errors.Is(err, dsec.NotFound.Err()) {
 		return 0, dsec.Errorf(dsec.IllegalState, op, string(id), "it was made without a network")

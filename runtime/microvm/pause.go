@@ -20,7 +20,7 @@ func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
 	if _, err := r.live(op, id); err != nil {
 		return err
 	}
-	if sb.isPaused() {
+	if sb.isPaused() { // or suspended
 		return nil
 	}
 	c, err := r.session(ctx, sb)
@@ -58,6 +58,9 @@ func (r *Runtime) thaw(ctx context.Context, sb *sandbox) error {
 	if !sb.isPaused() {
 		return nil
 	}
+	if err := r.bringBackInTurn(ctx, sb); err != nil {
+		return err
+	}
 	if err := r.begin(ctx, sb, sb.record()); err != nil {
 		return err
 	}
@@ -70,6 +73,9 @@ func (r *Runtime) Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net
 	const op = "connect to sandbox"
 	sb, err := r.live(op, id)
 	if err != nil {
+		return nil, err
+	}
+	if err := r.bringBack(ctx, sb); err != nil {
 		return nil, err
 	}
 	c, err := r.session(ctx, sb)

@@ -32,6 +32,9 @@ type record struct {
 	Ready   int             `json:"ready,omitempty"` // Starts when that had come to its end
 	Stopped bool            `json:"stopped,omitempty"`
 
+	Suspended bool     `json:"suspended,omitempty"` // its machine is on disk, and nowhere else
+	Execs     []string `json:"execs,omitempty"`     // then
+
 	MachineID string              `json:"machine_id"`
 	Read      []bool              `json:"read,omitempty"`    // of each layer: its data are a disk of the machine, and not mapped
 	Lease     *lease              `json:"lease,omitempty"`   // of its network, if it has one

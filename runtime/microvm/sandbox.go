@@ -31,18 +31,20 @@ type sandbox struct {
 
 	talking chan struct{} // held by who begins a session; capacity 1
 
-	mu       sync.Mutex
-	phase    phase
-	paused   bool
-	stopping bool // Stop is under way, so ends are no news
-	rec      *record
-	group    *cgroup.Group
-	machine  vmm.VM        // nil: none
-	client   *guest.Client // nil: no session yet; may have ended
-	exit     *runtime.Exit // set in ended
-	early    *runtime.Exit // of a sandbox that ended before it was made
-	disk     *diskMachine  // that serves the files of one that does not run
-	services map[string]*service
+	mu     sync.Mutex
+	phase  phase
+	paused bool
+	// suspended is not nil while its machine is on disk; closed when it is back, or given up.
+	suspended chan struct{}
+	stopping  bool // Stop is under way, so ends are no news
+	rec       *record
+	group     *cgroup.Group
+	machine   vmm.VM        // nil: none
+	client    *guest.Client // nil: no session yet; may have ended
+	exit      *runtime.Exit // set in ended
+	early     *runtime.Exit // of a sandbox that ended before it was made
+	disk      *diskMachine  // that serves the files of one that does not run
+	services  map[string]*service
 }
 
 func newSandbox(id dsec.SandboxID) *sandbox {
@@ -122,6 +124,7 @@ func (r *Runtime) forget(sb *sandbox) {
 	sb.closeServices()
 	sb.mu.Lock()
 	sb.phase, sb.rec, sb.group = absent, nil, nil
+	sb.giveUpLocked()
 	sb.mu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()

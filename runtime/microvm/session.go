@@ -141,13 +141,20 @@ func hostname(id dsec.SandboxID, s dsec.Spec) string {
 
 // begin makes the guest of a machine that has just begun, or goes on, one of its own.
 func (r *Runtime) begin(ctx context.Context, sb *sandbox, rec *record) error {
+	return r.tell(ctx, sb, rec, false)
+}
+
+// tell is begin; frozen: what is frozen stays so.
+func (r *Runtime) tell(ctx context.Context, sb *sandbox, rec *record, frozen bool) error {
 	c, err := r.session(ctx, sb)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, resumeTime)
 	defer cancel()
-	return c.Resume(ctx, r.identity(sb, rec))
+	q := r.identity(sb, rec)
+	q.Frozen = frozen
+	return c.Resume(ctx, q)
 }
 
 // leave gives up the sessions and machines of a sandbox, which go on.

@@ -3,6 +3,7 @@ package microvm
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -32,6 +33,14 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 	defer cancel()
 	return wrap(op, id, r.remove(dctx, sb))
+}
+
+// giveUpLocked lets those go on who wait for a suspended sandbox to be back.
+func (sb *sandbox) giveUpLocked() {
+	if sb.suspended != nil {
+		close(sb.suspended)
+		sb.suspended = nil
+	}
 }
 
 // announceRemoval makes calls into a running sandbox fail from now on. The undo is for a removal
@@ -113,16 +122,19 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox, grace time.Duration) er
 		return err
 	}
 	last.Memory, last.HostMemory, last.Pids = 0, 0, 0
-	if err := r.rewrite(sb, func(rec *record) { rec.Stopped, rec.Lease, rec.Last = true, nil, &last }); err != nil {
+	if err := r.rewrite(sb, func(rec *record) {
+		rec.Stopped, rec.Lease, rec.Last, rec.Suspended, rec.Execs = true, nil, &last, false, nil
+	}); err != nil {
 		return err
 	}
-	if err := forgetExit(r.dir(sb.id)); err != nil {
+	if err := errors.Join(forgetExit(r.dir(sb.id)), os.RemoveAll(r.memory(sb.id))); err != nil {
 		return err
 	}
 	r.acknowledge(sb.id)
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
 	sb.group, sb.phase, sb.exit, sb.paused, sb.stopping = nil, stopped, nil, false, false
+	sb.giveUpLocked()
 	return nil
 }
 

@@ -1,0 +1,169 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/lifecycle"
+)
+
+// memoryDir has the machine of a sandbox that is suspended.
+const memoryDir = "memory"
+
+func (r *Runtime) memory(id dsec.SandboxID) string { return filepath.Join(r.dir(id), memoryDir) }
+
+// Suspend implements runtime.Suspender: the machine is written to disk and ended, and nothing of it
+// is in memory until somebody needs it.
+func (r *Runtime) Suspend(ctx context.Context, id dsec.SandboxID) error {
+	const op = "suspend sandbox"
+	sb, err := r.acquire(ctx, op, id)
+	if err != nil {
+		return err
+	}
+	defer sb.unlock()
+	if _, err := r.live(op, id); err != nil {
+		return err
+	}
+	if sb.isSuspended() {
+		return nil
+	}
+	return wrap(op, id, r.explain(op, sb, r.suspend(ctx, sb)))
+}
+
+func (r *Runtime) suspend(ctx context.Context, sb *sandbox) error {
+	sb.mu.Lock()
+	m, paused := sb.machine, sb.paused
+	sb.mu.Unlock()
+	if m == nil {
+		return dsec.Errorf(dsec.SandboxGone, "suspend sandbox", string(sb.id), "the sandbox has ended")
+	}
+	c, err := r.session(ctx, sb)
+	if err != nil {
+		return err
+	}
+	execs, err := c.List(ctx)
+	if err != nil {
+		return err
+	}
+	last, err := r.sample(ctx, sb)
+	if err != nil {
+		return err
+	}
+	if err := c.Freeze(ctx, true); err != nil {
+		return err
+	}
+	if err = os.RemoveAll(r.memory(sb.id)); err == nil { // of one that was broken off
+		err = m.Pause(ctx)
+	}
+	if err == nil {
+		err = m.Snapshot(ctx, r.memory(sb.id))
+	}
+	if err == nil {
+		last.HostMemory = 0
+		err = r.rewrite(sb, func(rec *record) { rec.Suspended, rec.Execs, rec.Lease, rec.Last = true, execs, nil, &last })
+	}
+	if err != nil { // it is left as it was
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
+		defer cancel()
+		err = errors.Join(err, m.Resume(late))
+		if !paused {
+			err = errors.Join(err, r.begin(late, sb, sb.record()))
+		}
+		return errors.Join(err, os.RemoveAll(r.memory(sb.id)))
+	}
+	sb.mu.Lock()
+	sb.suspended, sb.paused = make(chan struct{}), true
+	sb.mu.Unlock()
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
+	defer cancel()
+	return r.putAway(late, sb)
+}
+
+// putAway ends what a suspended sandbox has in memory.
+func (r *Runtime) putAway(ctx context.Context, sb *sandbox) error {
+	sb.closeServices()
+	err := errors.Join(sb.endMachine(ctx), r.hold.Drop(ctx, netName(sb.id)), r.groups.Remove(ctx, shared(sb.id)))
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	sb.group = nil
+	return err
+}
+
+func (sb *sandbox) isSuspended() bool {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	return sb.suspended != nil
+}
+
+// bringBack brings the machine of a suspended sandbox back; what runs in it stays frozen until Resume.
+func (r *Runtime) bringBack(ctx context.Context, sb *sandbox) error {
+	const op = "bring back sandbox"
+	if !sb.isSuspended() {
+		return nil
+	}
+	if err := sb.lock(ctx, op); err != nil {
+		return err
+	}
+	defer sb.unlock()
+	return r.bringBackInTurn(ctx, sb)
+}
+
+// bringBackInTurn is bringBack of who has the turn.
+func (r *Runtime) bringBackInTurn(ctx context.Context, sb *sandbox) error {
+	if !sb.isSuspended() {
+		return nil
+	}
+	rec := *sb.record() // says suspended until all is done
+	b := &build{r: r, sb: sb, rec: &rec, from: r.memory(sb.id), read: rec.Read}
+	defer b.close()
+	var steps []lifecycle.Step
+	for _, s := range b.begin() {
+		switch s.Name {
+		case "machine":
+			s.Do = b.restore
+		case "resume":
+			s.Do = func(ctx context.Context) error { return r.tell(ctx, sb, &rec, true) }
+		case "root":
+			continue
+		case "main":
+			s.Do = func(context.Context) error {
+				rec.Suspended, rec.Execs = false, nil
+				return writeRecord(r.dir(sb.id), &rec)
+			}
+		}
+		steps = append(steps, s)
+	}
+	if _, err := lifecycle.Run(ctx, "microvm.back", steps...); err != nil {
+		return wrap("bring back sandbox", sb.id, err)
+	}
+	sb.mu.Lock()
+	sb.rec = &rec
+	close(sb.suspended)
+	sb.suspended = nil
+	m := sb.machine
+	sb.mu.Unlock()
+	r.watch(sb, m)
+	if err := os.RemoveAll(r.memory(sb.id)); err != nil {
+		r.log.Warn("remove the memory of a sandbox that goes on", "sandbox", sb.id, "err", err)
+	}
+	return nil
+}
+
+// awake waits until a sandbox is not suspended.
+func (sb *sandbox) awake(ctx context.Context) error {
+	sb.mu.Lock()
+	suspended := sb.suspended
+	sb.mu.Unlock()
+	if suspended == nil {
+		return nil
+	}
+	select {
+	case <-suspended:
+		return nil
+	case <-ctx.Done():
+		return dsec.E(dsec.ClassOf(ctx.Err()), "wait for sandbox", string(sb.id), context.Cause(ctx))
+	}
+}
