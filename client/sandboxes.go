@@ -185,6 +185,13 @@ func (c *Client) Pause(ctx context.Context, id dsec.SandboxID) (Sandbox, error) 
 	return change(ctx, c, "pause sandbox", func() (*dsecv1.PauseResponse, error) { return c.sandboxes.Pause(ctx, req) })
 }
 
+// Suspend pauses a sandbox and has its memory be on disk only. Resume, and whatever else reaches
+// into it, brings it back.
+func (c *Client) Suspend(ctx context.Context, id dsec.SandboxID) (Sandbox, error) {
+	req := &dsecv1.PauseRequest{Id: string(id), CallId: newKey(), ToDisk: true}
+	return change(ctx, c, "suspend sandbox", func() (*dsecv1.PauseResponse, error) { return c.sandboxes.Pause(ctx, req) })
+}
+
 // Resume thaws a sandbox.
 func (c *Client) Resume(ctx context.Context, id dsec.SandboxID) (Sandbox, error) {
 	req := &dsecv1.ResumeRequest{Id: string(id), CallId: newKey()}

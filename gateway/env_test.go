@@ -140,6 +140,10 @@ func (n *thinNode) Resume(ctx context.Context, id dsec.SandboxID, _ string) (nod
 	return n.change(id, dsec.Running, func() error { return n.rt.Resume(ctx, id) })
 }
 
+func (n *thinNode) Suspend(_ context.Context, id dsec.SandboxID, _ string) (node.Sandbox, error) {
+	return node.Sandbox{}, dsec.Errorf(dsec.Unsupported, "suspend sandbox", string(id), "it has no memory of its own")
+}
+
 func (n *thinNode) Fork(_ context.Context, id dsec.SandboxID, count int, _ string) ([]node.Sandbox, error) {
 	return nil, dsec.Errorf(dsec.Unsupported, "fork sandbox", string(id), "%d copies of one without memory of its own", count)
 }

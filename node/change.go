@@ -84,7 +84,7 @@ func (n *Node) once(ctx context.Context, verb string, id dsec.SandboxID, callID 
 		return "", dsec.E(dsec.Unavailable, verb, string(id), ErrClosed)
 	}
 	switch verb {
-	case "pause", "resume", "fork", "commit", "set_network":
+	case "pause", "suspend", "resume", "fork", "commit", "set_network":
 		if err := t.settled(verb); err != nil {
 			return "", err
 		}
@@ -343,6 +343,31 @@ func (n *Node) Pause(ctx context.Context, id dsec.SandboxID, callID string) (San
 			err = errors.Join(err, r.Resume(uctx, id))
 		}
 		return "", err
+	})
+	if err != nil {
+		return Sandbox{}, err
+	}
+	return n.Get(ctx, id)
+}
+
+// Suspend implements Forker.
+func (n *Node) Suspend(ctx context.Context, id dsec.SandboxID, callID string) (Sandbox, error) {
+	const op = "suspend sandbox"
+	_, err := n.once(ctx, "suspend", id, callID, nil, func(t *turn) (string, error) {
+		p, ok := t.rt.(runtime.Suspender)
+		if !ok {
+			return "", t.unsupported(op)
+		}
+		if s := t.state(); s != dsec.Running && s != dsec.Paused {
+			return "", t.illegal(op)
+		}
+		if err := p.Suspend(ctx, id); err != nil {
+			return "", err
+		}
+		if t.state() == dsec.Paused {
+			return "", n.keep(t.remember(""))
+		}
+		return "", t.move(nil, t.remember(""), dsec.Paused) // an error: it is paused and said to run, which Recover mends
 	})
 	if err != nil {
 		return Sandbox{}, err

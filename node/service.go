@@ -93,8 +93,12 @@ type Confiner interface {
 	SetPhase(ctx context.Context, id dsec.SandboxID, name, callID string) (Sandbox, error)
 }
 
-// Forker copies sandboxes.
+// Forker copies sandboxes, and keeps them elsewhere than in memory.
 type Forker interface {
+	// Suspend pauses a running or paused sandbox, and has its memory be on disk only. It is
+	// paused then, as by Pause; Resume, and whatever else reaches into it, brings it back.
+	Suspend(ctx context.Context, id dsec.SandboxID, callID string) (Sandbox, error)
+
 	// Fork makes copies of a running or paused sandbox, which goes on: processes, memory and
 	// disk as they are at one moment, names and random numbers of their own. All are made,
 	// or none. Unsupported for a tier that has no memory of its own to copy.

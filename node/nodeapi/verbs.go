@@ -152,6 +152,9 @@ func (s *Server) delete(ctx context.Context, who caller, req *dsecv1.DeleteReque
 
 func (s *Server) pause(ctx context.Context, who caller, req *dsecv1.PauseRequest) (proto.Message, error) {
 	sb, err := s.changed(ctx, who, req.Id, func(id dsec.SandboxID) (node.Sandbox, error) {
+		if req.ToDisk {
+			return s.cfg.Service.Suspend(ctx, id, req.CallId)
+		}
 		return s.cfg.Service.Pause(ctx, id, req.CallId)
 	})
 	return &dsecv1.PauseResponse{Sandbox: sb}, err

@@ -1896,6 +1896,7 @@ type PauseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	CallId        string                 `protobuf:"bytes,2,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	ToDisk        bool                   `protobuf:"varint,3,opt,name=to_disk,json=toDisk,proto3" json:"to_disk,omitempty"` // what it has in memory goes to disk; what reaches into it brings it back first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1942,6 +1943,13 @@ func (x *PauseRequest) GetCallId() string {
 		return x.CallId
 	}
 	return ""
+}
+
+func (x *PauseRequest) GetToDisk() bool {
+	if x != nil {
+		return x.ToDisk
+	}
+	return false
 }
 
 type PauseResponse struct {
@@ -4510,10 +4518,11 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\acall_id\x18\x02 \x01(\tR\x06callId\"*\n" +
 	"\x0eDeleteResponse\x12\x18\n" +
-	"\aexisted\x18\x01 \x01(\bR\aexisted\"7\n" +
+	"\aexisted\x18\x01 \x01(\bR\aexisted\"P\n" +
 	"\fPauseRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
-	"\acall_id\x18\x02 \x01(\tR\x06callId\";\n" +
+	"\acall_id\x18\x02 \x01(\tR\x06callId\x12\x17\n" +
+	"\ato_disk\x18\x03 \x01(\bR\x06toDisk\";\n" +
 	"\rPauseResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"8\n" +
 	"\rResumeRequest\x12\x0e\n" +

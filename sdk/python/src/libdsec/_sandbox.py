@@ -317,12 +317,17 @@ class AsyncSandbox:
         """Runs a stopped sandbox again: same id, same disk."""
         return await self._change("Start", timeout=300.0)
 
-    async def pause(self) -> SandboxInfo:
-        """Freezes it; the clocks of its commands stop."""
-        return await self._change("Pause")
+    async def pause(self, *, to_disk: bool = False) -> SandboxInfo:
+        """Freezes it; the clocks of its commands stop.
+
+        ``to_disk``: what it has in memory goes to disk, until ``resume`` or whatever else reaches into it brings it
+        back; connections to elsewhere are dead then. Raises Unsupported for a tier without a kernel of its own.
+        """
+        return await self._change("Pause", timeout=300.0 if to_disk else None, to_disk=to_disk)
 
     async def resume(self) -> SandboxInfo:
-        return await self._change("Resume")
+        """Has it go on, also one that was paused to disk."""
+        return await self._change("Resume", timeout=300.0)
 
     async def fork(self, count: int = 1) -> list[AsyncSandbox]:
         """Makes ``count`` copies of it, which runs or is paused, and goes on.

@@ -295,11 +295,16 @@ class Sandbox:
         """Runs a stopped sandbox again: same id, same disk."""
         return self._portal.run(self._core.start_again())
 
-    def pause(self) -> SandboxInfo:
-        """Freezes it; the clocks of its commands stop."""
-        return self._portal.run(self._core.pause())
+    def pause(self, *, to_disk: bool=False) -> SandboxInfo:
+        """Freezes it; the clocks of its commands stop.
+
+        ``to_disk``: what it has in memory goes to disk, until ``resume`` or whatever else reaches into it brings it
+        back; connections to elsewhere are dead then. Raises Unsupported for a tier without a kernel of its own.
+        """
+        return self._portal.run(self._core.pause(to_disk=to_disk))
 
     def resume(self) -> SandboxInfo:
+        """Has it go on, also one that was paused to disk."""
         return self._portal.run(self._core.resume())
 
     def fork(self, count: int=1) -> list[Sandbox]:
