@@ -111,5 +111,5 @@ func runscOf(linked bool) inside.Runsc {
 		network = "sandbox"
 	}
 	return inside.Runsc{Path: binDir + "/" + runscFile, Name: sandboxName, Flags: []string{"--root=" + inside.StateDir, "--ignore-cgroups", "--platform=systrap",
-		"--network=" + network, "--overlay2=root:dir=" + placeDisk, "--host-uds=none"}}
+		"--network=" + network, "--overlay2=root:dir=" + placeDisk, "--host-uds=none", "--allow-rootfs-tar-annotation"}}
 }
