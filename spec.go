@@ -27,6 +27,18 @@ const (
 	IsolationGVisor  Isolation = "gvisor" // of containers: a kernel in user space answers the system calls
 )
 
+// Isolated says in a word what is between a sandbox and the kernel of its machine:
+// "namespaces", "gvisor" or "vm".
+func (s *Spec) Isolated() string {
+	switch {
+	case s.Isolation != IsolationDefault:
+		return string(s.Isolation)
+	case s.Tier == TierMicroVM, s.Tier == TierFullVM:
+		return "vm"
+	}
+	return "namespaces"
+}
+
 // OOMPolicy says what an out-of-memory kill inside a command ends.
 type OOMPolicy string
 

@@ -58,6 +58,7 @@ type Node struct {
 	OnDemand      string   `yaml:"on_demand"`      // how reads of what is not here are seen: "fuse", "pre-content"; "off": layers are fetched whole
 	LayerCache    string   `yaml:"layer_cache"`    // most that data of layers take, "200GiB" or "50%" of the file system: unused ones go; beyond it "fuse" answers without keeping, "pre-content" exceeds it
 	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
+	Runsc         string   `yaml:"runsc"`          // gVisor's program, for isolation "gvisor"; empty: the one in PATH
 	EgressUID     int      `yaml:"egress_uid"`     // of the process that looks at names in TLS and HTTP; no other should have it
 	Packages      Packages `yaml:"packages"`       // the mirror of packages
 }

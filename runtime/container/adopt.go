@@ -208,18 +208,21 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 	}
 	var errs []error
 	for name := range held {
+		if r.isForeign(name) {
+			continue
+		}
 		if !r.isOurs(name) || strings.HasSuffix(name, diskSuffix) {
 			errs = append(errs, r.hold.RemoveSandbox(ctx, name))
 		}
 	}
 	mine := r.groupNames()
 	for _, name := range groups {
-		if !mine[name] {
+		if !mine[name] && !r.isForeign(name) {
 			errs = append(errs, r.groups.Remove(ctx, name))
 		}
 	}
 	for _, name := range disks {
-		if !r.isOurs(name) {
+		if !r.isOurs(name) && !r.isForeign(name) {
 			errs = append(errs, r.disks.Remove(ctx, name))
 		}
 	}
@@ -242,6 +245,8 @@ func (r *Runtime) groupNames() map[string]bool {
 	}
 	return names
 }
+
+func (r *Runtime) isForeign(name string) bool { return r.cfg.Foreign != nil && r.cfg.Foreign(name) }
 
 func (r *Runtime) isOurs(name string) bool {
 	r.mu.Lock()

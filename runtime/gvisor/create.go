@@ -48,6 +48,9 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 	if err := r.check(op, &req); err != nil {
 		return nil, err
 	}
+	if err := r.usable(ctx); err != nil {
+		return nil, wrap(op, req.ID, err)
+	}
 	sb := r.reserve(req.ID)
 	if err := sb.lock(ctx, op); err != nil {
 		return nil, err

@@ -81,7 +81,12 @@ type Runtime struct {
 	uids   *ranges
 	images *Images
 	runsc  program
-	slots  chan struct{}
+
+	missing error // why there is no runsc; nil: there is
+	tried   sync.Mutex
+	works   bool // a sentry was started here, under tried
+
+	slots chan struct{}
 
 	exits  chan runtime.Exit
 	events <-chan hold.Event
@@ -109,7 +114,8 @@ var (
 )
 
 // Open finds the sandboxes of an earlier process, undoes what that had not finished and
-// removes what belongs to nobody. Unsupported says why runsc cannot be used here.
+// removes what belongs to nobody. Without runsc it does that, too, and every creation is
+// Unsupported and says why.
 func Open(ctx context.Context, c Config) (*Runtime, error) {
 	if c.Parallel <= 0 {
 		c.Parallel = 2 * goruntime.NumCPU()
@@ -131,7 +137,9 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 	if r.images, err = OpenImages(c.Images); err != nil {
 		return nil, err
 	}
-	if r.runsc, err = r.install(ctx); err != nil {
+	if r.runsc, err = r.install(ctx); dsec.ClassOf(err) == dsec.Unsupported {
+		r.missing = err
+	} else if err != nil {
 		return nil, err
 	}
 	if err := r.makeRoot(); err != nil {
@@ -164,6 +172,9 @@ func (r *Runtime) all() []*sandbox {
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Values(r.sandboxes))
 }
+
+// Images are those it makes of layers.
+func (r *Runtime) Images() *Images { return r.images }
 
 // Tier is "container": gvisor is a way to isolate one.
 func (r *Runtime) Tier() dsec.Tier { return dsec.TierContainer }

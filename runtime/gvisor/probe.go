@@ -15,31 +15,51 @@ import (
 	"github.com/opendsec/dsec/runtime"
 )
 
-// Probe says what is used.
+// Probe says what is used. Nothing in it is fatal: containers work without.
 func (r *Runtime) Probe(ctx context.Context) runtime.Report {
 	rep := runtime.Report{Tier: dsec.TierContainer, OK: true}
+	if r.missing != nil {
+		rep.OK, rep.Checks = false, []runtime.Check{{Name: "gvisor runsc", Detail: r.missing.Error()}}
+		return rep
+	}
 	for _, c := range []func(context.Context) runtime.Check{r.probeRunsc, r.probeKernel, r.probeSentry} {
 		check := c(ctx)
 		check.Name = "gvisor " + check.Name
 		rep.Checks = append(rep.Checks, check)
-		rep.OK = rep.OK && (check.OK || !check.Fatal)
+		rep.OK = rep.OK && check.OK
 	}
 	return rep
 }
 
 func (r *Runtime) probeRunsc(context.Context) runtime.Check {
-	return runtime.Check{Name: "runsc", OK: true, Fatal: true, Detail: fmt.Sprintf("%s, version %s, sha256:%s", r.cfg.Runsc, r.runsc.version, r.runsc.digest)}
+	return runtime.Check{Name: "runsc", OK: true, Detail: fmt.Sprintf("%s, version %s, sha256:%s", r.cfg.Runsc, r.runsc.version, r.runsc.digest)}
 }
 
 // probeKernel: a disk of the pool is in no mount namespace, and is mounted again.
 func (r *Runtime) probeKernel(context.Context) runtime.Check {
 	v := linux.Kernel()
-	return runtime.Check{Name: "kernel", OK: v.AtLeast(6, 15), Fatal: true, Detail: fmt.Sprintf("Linux %v; mounts of mounts that are nowhere need 6.15", v)}
+	return runtime.Check{Name: "kernel", OK: v.AtLeast(6, 15), Detail: fmt.Sprintf("Linux %v; mounts of mounts that are nowhere need 6.15", v)}
+}
+
+// usable says why no sandbox can be made here. That one could be is found out once; that
+// none can, whenever somebody asks.
+func (r *Runtime) usable(ctx context.Context) error {
+	if r.missing != nil {
+		return r.missing
+	}
+	r.tried.Lock()
+	defer r.tried.Unlock()
+	if r.works {
+		return nil
+	}
+	err := r.TrySentry(ctx)
+	r.works = err == nil
+	return err
 }
 
 // probeSentry starts a sandbox of nothing and takes it down.
 func (r *Runtime) probeSentry(ctx context.Context) runtime.Check {
-	c := runtime.Check{Name: "sentry", Fatal: true}
+	c := runtime.Check{Name: "sentry"}
 	began := time.Now()
 	if err := r.TrySentry(ctx); err != nil {
 		c.Detail = err.Error()

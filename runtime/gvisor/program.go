@@ -44,6 +44,9 @@ func blocksOf(st os.FileInfo) int64 {
 // goes on with what it was started with, whatever becomes of the operator's file.
 func (r *Runtime) install(ctx context.Context) (program, error) {
 	const op = "install runsc"
+	if r.cfg.Runsc == "" {
+		return program{}, dsec.Errorf(dsec.Unsupported, op, "runsc", "isolation gvisor needs gVisor's runsc: it is not in PATH, and node.runsc names none; make runsc builds one")
+	}
 	src, err := os.Open(r.cfg.Runsc)
 	if err != nil {
 		return program{}, dsec.E(dsec.Unsupported, op, r.cfg.Runsc, err)

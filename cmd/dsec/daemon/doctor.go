@@ -104,6 +104,7 @@ func nearest(dir string) string {
 // examine adds to what the tier found what it cannot know of the machine.
 func (m *machine) examine(ctx context.Context, s *settings) runtime.Report {
 	r := m.tier.Probe(ctx)
+	r.Checks = append(r.Checks, m.gvisor.Probe(ctx).Checks...)
 	if size, free, err := poolSize(s); err == nil {
 		r.Checks = append(r.Checks, poolRoom(s, size, free))
 	}

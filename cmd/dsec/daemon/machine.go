@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -25,6 +26,7 @@ import (
 	"github.com/opendsec/dsec/netpolicy/veth"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime/container"
+	"github.com/opendsec/dsec/runtime/gvisor"
 )
 
 // machine is what sandboxes of the container tier are made of.
@@ -38,6 +40,7 @@ type machine struct {
 	names   *dns.Server    // that its sandboxes ask for
 	egress  *egress.Client // that looks at those they say; nil: nothing that a name alone opens passes on ports 80 and 443
 	tier    *container.Runtime
+	gvisor  *gvisor.Runtime // containers behind a kernel of their own
 
 	packages *mirror.Attendance // nil: no mirror is served
 	evidence evidence
@@ -136,7 +139,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 		{Name: "container", Do: func(ctx context.Context) (err error) {
 			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges, Shells: s.Node.Shells,
 				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Log: log,
-				Witness: m.evidence.witness(), Unseen: m.evidence.unseen}
+				Foreign: func(name string) bool { return strings.HasPrefix(name, gvisor.Prefix) }, Witness: m.evidence.witness(), Unseen: m.evidence.unseen}
 			if m.uidBase = s.Node.UIDBase; m.eyes != nil {
 				c.Witness = m.eyes
 			}
@@ -149,6 +152,10 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			m.tier, err = container.Open(ctx, c)
 			return err
 		}, Undo: func(context.Context) error { return m.tier.Close() }},
+		{Name: "gvisor", Do: func(ctx context.Context) (err error) {
+			m.gvisor, err = openGVisor(ctx, s, m, log)
+			return err
+		}, Undo: func(context.Context) error { return m.gvisor.Close() }},
 	}
 }
 
