@@ -43,7 +43,7 @@ async def one(client: AsyncClient, args: argparse.Namespace, report: Report, tur
         begun = time.monotonic()
         async with client.create(spec_of(report.isolation, args)) as box:
             report.created.append(time.monotonic() - begun)
-            info = await box.info()
+            info = box.info
             if info.isolated != want:
                 report.wrong.append(f"{box.id} is isolated by {info.isolated}, asked for {want}")
             await timed(report.commands, box)
@@ -69,7 +69,7 @@ async def look(client: AsyncClient, args: argparse.Namespace, report: Report) ->
         report.kernel = (await box.exec("cat /proc/version", timeout=60, check=True)).text.strip()
         await box.files.write("/root/kept", b"over a stop")
         await box.stop()
-        await box.start()
+        await box.start_again()
         if await box.files.read("/root/kept") != b"over a stop":
             report.wrong.append("a file was not kept over a stop")
 
