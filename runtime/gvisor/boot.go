@@ -115,7 +115,7 @@ func (b *build) run(ctx context.Context) error {
 			}
 		}
 	}
-	oci, err := bundleOf(s, host, spec.Limits.Disk, b.saved())
+	oci, err := bundleOf(s, host, spec.Limits.Disk, b.linked(), b.saved())
 	if err != nil {
 		return dsec.E(dsec.Internal, "make bundle of sandbox", string(b.sb.id), err)
 	}

@@ -48,6 +48,7 @@ type (
 	}
 	ociNamespace struct {
 		Type string `json:"type"`
+		Path string `json:"path,omitempty"`
 	}
 )
 
@@ -57,8 +58,9 @@ const upperFile = "upper.tar"
 // sandboxName is what runsc calls the one sandbox it knows of in a shell.
 const sandboxName = "sandbox"
 
-// bundleOf says what runsc is to run. saved: the disk has an archive of the upper layer.
-func bundleOf(setup inside.Setup, hostname string, limit int64, saved bool) (ociSpec, error) {
+// bundleOf says what runsc is to run. linked: the shell has a network; saved: the disk has
+// an archive of the upper layer.
+func bundleOf(setup inside.Setup, hostname string, limit int64, linked, saved bool) (ociSpec, error) {
 	argv, err := inside.InitArgv(setup)
 	if err != nil {
 		return ociSpec{}, err
@@ -82,9 +84,14 @@ func bundleOf(setup inside.Setup, hostname string, limit int64, saved bool) (oci
 	if saved {
 		s.Annotations["dev.gvisor.tar.rootfs.upper"] = placeDisk + "/" + upperFile
 	}
-	for _, n := range []string{"pid", "ipc", "uts", "mount", "network"} {
-		s.Linux.Namespaces = append(s.Linux.Namespaces, ociNamespace{n})
+	for _, n := range []string{"pid", "ipc", "uts", "mount"} {
+		s.Linux.Namespaces = append(s.Linux.Namespaces, ociNamespace{Type: n})
 	}
+	network := ociNamespace{Type: "network"} // of its own, with nothing in it
+	if linked {
+		network.Path = "/proc/self/ns/net" // the shell's, where the link is
+	}
+	s.Linux.Namespaces = append(s.Linux.Namespaces, network)
 	return s, nil
 }
 
