@@ -285,6 +285,9 @@ func (b *build) saved() bool {
 	return unix.Faccessat(int(b.dir.Fd()), upperFile, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
+// errUnseen: to the machine's kernel, all of it is one program.
+var errUnseen = errors.New("what runs behind gvisor is no program of the machine's kernel")
+
 func (b *build) main(ctx context.Context) error {
 	b.sb.saved = false
 	spec := b.rec.Request.Spec
@@ -297,6 +300,9 @@ func (b *build) main(ctx context.Context) error {
 	early := b.sb.early
 	b.sb.phase, b.sb.exit, b.sb.early, b.sb.paused = running, nil, nil, false
 	b.sb.mu.Unlock()
+	if b.r.cfg.Unseen != nil {
+		b.r.cfg.Unseen(b.sb.id, errUnseen)
+	}
 	if early != nil {
 		b.r.end(b.sb, *early)
 	}

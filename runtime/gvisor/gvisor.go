@@ -68,6 +68,9 @@ type Config struct {
 	Disks     diskpool.Pool     //
 	Network   netpolicy.Network // nil: only network "none"
 	Log       *slog.Logger      // nil: the default one
+	// Unseen is told of every sandbox that begins: what programs do in it is seen by
+	// nobody; nil: nobody wants to see it.
+	Unseen func(dsec.SandboxID, error)
 }
 
 // Runtime is the container tier with isolation "gvisor"; see package runtime for what

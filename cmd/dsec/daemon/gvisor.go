@@ -19,7 +19,7 @@ func openGVisor(ctx context.Context, s *settings, m *machine, log *slog.Logger) 
 		return nil, err
 	}
 	defer helper.Close()
-	c := gvisor.Config{Dir: s.gvisorDir(), Images: s.gvisorImages(), Runsc: s.Node.Runsc, Helper: helper, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Log: log}
+	c := gvisor.Config{Dir: s.gvisorDir(), Images: s.gvisorImages(), Runsc: s.Node.Runsc, Helper: helper, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Log: log, Unseen: m.evidence.unseen}
 	if c.Runsc == "" {
 		if c.Runsc, err = exec.LookPath("runsc"); err != nil {
 			c.Runsc = "" // which it says, when it is asked for
