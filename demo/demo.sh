@@ -34,7 +34,7 @@ echo "demo: starting dsec (gateway, scheduler, node agent, NATS), data in $state
 node='{}'
 case ${ISOLATION:-} in
   "") ;;
-  gvisor) node=$(printf '{"runsc": "%s", "on_demand": "off"}' "$(scripts/runsc.sh)") ;; # whose sentry wants layers whole
+  gvisor) node=$(printf '{"runsc": "%s"}' "$(scripts/runsc.sh)") ;;
   *) echo "demo: there is no isolation $ISOLATION" >&2; exit 2 ;;
 esac
 printf '{"gateway": {"listen": ""}, "node": %s}' "$node" >"$state/dsec.yaml"
@@ -53,6 +53,7 @@ echo "demo: making the layers"
 "$dsec" layer build --from demo/harness --at /opt/harness --owner 0 --tag toolkit
 
 if [ -n "${ISOLATION:-}" ]; then
+  for layer in base workspace toolkit; do "$dsec" layer evict "$layer"; done # what a sentry needs whole is brought first
   "$PYTHON" demo/isolated.py --base base --workspace workspace --toolkit toolkit --n "${N:-20}"
   exit
 fi

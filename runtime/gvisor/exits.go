@@ -89,6 +89,12 @@ func (r *Runtime) killAfter(ctx context.Context, sb *sandbox) {
 
 // execEnded ends the sandbox if the command was its main process.
 func (r *Runtime) execEnded(ctx context.Context, sb *sandbox, exec string, res process.Result) {
+	if res.OOM { // whichever process it was, the sentry's memory is short
+		if r.end(sb, r.sentryEnd(sb, "command "+exec+" was ended by it")) {
+			r.killAfter(ctx, sb)
+		}
+		return
+	}
 	rec := sb.record()
 	if rec == nil || exec != mainID || len(rec.Request.Spec.Command) == 0 || res.Status == process.Lost {
 		return

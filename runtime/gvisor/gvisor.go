@@ -47,6 +47,7 @@ import (
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/runtime"
 )
@@ -68,6 +69,9 @@ type Config struct {
 	Disks     diskpool.Pool     //
 	Network   netpolicy.Network // nil: only network "none"
 	Log       *slog.Logger      // nil: the default one
+	// Complete has all data of a layer brought here; nil: a layer that is not whole cannot
+	// be used.
+	Complete func(context.Context, layer.Local) error
 	// Unseen is told of every sandbox that begins: what programs do in it is seen by
 	// nobody; nil: nobody wants to see it.
 	Unseen func(dsec.SandboxID, error)
@@ -140,6 +144,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 	if r.images, err = OpenImages(c.Images); err != nil {
 		return nil, err
 	}
+	r.images.complete = c.Complete
 	if r.runsc, err = r.install(ctx); dsec.ClassOf(err) == dsec.Unsupported {
 		r.missing = err
 	} else if err != nil {

@@ -27,7 +27,8 @@ const imagesVersion = "1"
 // are first needed, by the digests of the layers, and removed by Collect. An image is in
 // the way of a directory that holds one file, which is how it is mounted.
 type Images struct {
-	dir string
+	dir      string
+	complete func(context.Context, layer.Local) error // see Config
 
 	mu     sync.Mutex
 	making map[string]*imageMaking
@@ -149,6 +150,11 @@ func (s *Images) make(ctx context.Context, name string, layers []layer.Local) (e
 	if err := os.Chmod(tmp, 0o755); err != nil { // it is the root of a mount, and another user reads there
 		return dsec.E(dsec.Internal, op, name, err)
 	}
+	for _, l := range layers {
+		if err := s.whole(ctx, l); err != nil {
+			return err
+		}
+	}
 	merged, err := merge(ctx, tmp, layers)
 	if err != nil {
 		return err
@@ -179,6 +185,23 @@ func (s *Images) make(ctx context.Context, name string, layers []layer.Local) (e
 		return dsec.E(dsec.Internal, op, name, err)
 	}
 	return nil
+}
+
+// whole has the data of a layer here: what is not would be read as zeros.
+func (s *Images) whole(ctx context.Context, l layer.Local) error {
+	for range 2 {
+		whole, err := l.Whole()
+		if err != nil || whole {
+			return err
+		}
+		if s.complete == nil {
+			break
+		}
+		if err := s.complete(ctx, l); err != nil {
+			return err
+		}
+	}
+	return dsec.Errorf(dsec.Unavailable, "read layer", string(l.Digest), "its data are not all on this machine, and gvisor needs them all")
 }
 
 // mergedLayer is one layer in the two files that ours have.
@@ -246,15 +269,8 @@ func merge(ctx context.Context, dir string, layers []layer.Local) (*mergedLayer,
 	return out, nil
 }
 
-// open opens one layer, which has to be whole: what is not here yet would be read as zeros.
+// open opens one layer, which is whole.
 func (m *mergedLayer) open(l layer.Local) error {
-	whole, err := l.Whole()
-	if err != nil {
-		return err
-	}
-	if !whole {
-		return dsec.Errorf(dsec.Unavailable, "read layer", string(l.Digest), "its data are not all on this machine yet, and gvisor needs them all")
-	}
 	meta, err := os.Open(l.Meta)
 	if err != nil {
 		return err

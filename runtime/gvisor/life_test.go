@@ -168,6 +168,12 @@ func TestWhatIsNotHereIsNotReadAsZeros(t *testing.T) {
 	if _, err := w.r.Create(t.Context(), r); !errors.Is(err, dsec.Unavailable.Err()) {
 		t.Errorf("%v", err)
 	}
+	w.r.images.complete = func(_ context.Context, l layer.Local) error {
+		return os.Remove(filepath.Join(filepath.Dir(l.Data), layer.PresentFile))
+	}
+	_, err := w.r.Create(t.Context(), r)
+	must(t, err)
+	w.want(t, r.ID, "cat /f", "x")
 }
 
 // TestWithoutRunscItSaysSo: never a container instead.

@@ -26,6 +26,9 @@ var _ interface {
 
 // with runs a call on the connection.
 func (s *fileService) with(call func(fs *files.Redialing) error) error {
+	if s.sb.isPaused() { // who serves stands still, too
+		return dsec.Errorf(dsec.IllegalState, "reach files of sandbox", string(s.sb.id), "the sandbox is paused, and behind gvisor its files with it")
+	}
 	fs, err := s.open()
 	if err == nil {
 		err = call(fs)
