@@ -11,6 +11,7 @@ import (
 )
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	runtimetest.Run(t, func(t *testing.T) *runtimetest.Env {
 		return &runtimetest.Env{

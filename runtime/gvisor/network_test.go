@@ -47,6 +47,7 @@ func testGate(t *testing.T) netpolicy.Gate {
 // TestAPolicyHoldsForTheSentrysPackets: they never pass the sockets of the machine, and
 // are judged where the link ends.
 func TestAPolicyHoldsForTheSentrysPackets(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	allow := func(r *runtime.Request) { r.Spec.Network = dsec.NetworkAllow }
 	if _, err := w.r.Create(t.Context(), request(t, allow)); !errors.Is(err, dsec.Unsupported.Err()) {

@@ -11,6 +11,7 @@ import (
 // TestATerminalIsOne: it has a size that changes, a process in front that it interrupts,
 // and a shell that goes on after that.
 func TestATerminalIsOne(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	id := w.create(t)
 	p, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"/bin/sh"}, PTY: &process.Size{Rows: 24, Cols: 80}, Stdin: true})
@@ -50,6 +51,7 @@ func TestATerminalIsOne(t *testing.T) {
 
 // TestFilesOfAPausedOneAreRefused, and do not wait for ever.
 func TestFilesOfAPausedOneAreRefused(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	id := w.create(t)
 	fs, err := w.r.Files(t.Context(), id, "root")
