@@ -221,8 +221,12 @@ func (r *Runtime) closeDisk(ctx context.Context, sb *sandbox, keep bool) error {
 	sb.closeServices()
 	shell := name(sb.id) + diskSuffix
 	if keep {
-		if err := r.save(ctx, sb, shell, false); err != nil {
+		switch err := r.save(ctx, sb, shell, false); {
+		case err == nil:
+		case ctx.Err() != nil, dsec.ClassOf(err) == dsec.NoSpace:
 			return err
+		default: // there is no sentry to ask, and a sandbox must not be lost with it
+			r.log.Warn("what was written into a stopped sandbox is lost", "sandbox", sb.id, "err", err)
 		}
 	}
 	err := errors.Join(r.hold.RemoveSandbox(ctx, shell), r.groups.Remove(ctx, shell))
