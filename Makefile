@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # All that compiles has the same flags, so that nothing is compiled twice.
 export GOFLAGS := -trimpath
 
-.PHONY: help build setup native test test-go test-py test-long test-vm lint demo bench bench-layers generate install clean
+.PHONY: help build setup native runsc test test-go test-py test-long test-vm lint demo bench bench-layers generate install clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,16 +24,19 @@ build: native ## build bin/dsec
 .venv/.done: sdk/python/pyproject.toml scripts/venv.sh
 	@scripts/venv.sh
 
-test: setup build .venv/.done lint ## every test, race detector on
+runsc: ## build gVisor's runsc, for isolation gvisor
+	@scripts/runsc.sh
+
+test: setup build .venv/.done lint runsc ## every test, race detector on
 	@scripts/test.sh
 
-test-go: native ## only the Go tests
+test-go: native runsc ## only the Go tests
 	@scripts/test.sh go
 
 test-py: build .venv/.done ## only the Python tests
 	@scripts/test.sh py
 
-test-long: setup build .venv/.done lint ## every test at full length: fuzzing, soak, killing
+test-long: setup build .venv/.done lint runsc ## every test at full length: fuzzing, soak, killing
 	@DSEC_LONG=1 scripts/test.sh
 
 test-vm: setup native ## the tests that need another kernel, in a VM with Linux 6.1
@@ -44,7 +47,7 @@ lint: ## formatting, vet, generated code
 	@CGO_ENABLED=0 go vet ./...
 	@api/generate.sh --check
 
-demo: setup build .venv/.done ## the main job on real input (N=200 BASE=oci-ref)
+demo: setup build .venv/.done ## the main job on real input (N=200 BASE=oci-ref ISOLATION=gvisor)
 	@demo/demo.sh
 
 bench: setup build ## dsec beside runc and crun, same run

@@ -260,3 +260,18 @@ func TestHostNamesAreShortenedToLabels(t *testing.T) {
 		}
 	}
 }
+
+func TestAnIsolationIsOfContainers(t *testing.T) {
+	for _, c := range []struct {
+		tier      Tier
+		isolation Isolation
+		isolated  string // "": it is invalid
+	}{{TierContainer, "", "namespaces"}, {TierContainer, IsolationGVisor, "gvisor"}, {TierMicroVM, "", "vm"}, {TierFullVM, "", "vm"}, {TierFunction, "", "namespaces"},
+		{TierMicroVM, IsolationGVisor, ""}, {TierContainer, "kata", ""}} {
+		s := Spec{Tier: c.tier, Isolation: c.isolation, Image: "base:1"}
+		err := s.Validate()
+		if (err == nil) != (c.isolated != "") || err == nil && s.Isolated() != c.isolated {
+			t.Errorf("%s %q: %v, isolated by %s", c.tier, c.isolation, err, s.Isolated())
+		}
+	}
+}

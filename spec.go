@@ -17,6 +17,28 @@ const (
 	TierFunction  Tier = "function"
 )
 
+// Isolation is what stands between a sandbox and the kernel of its machine, where a tier
+// has more than one way. It is never a weaker one than was asked for.
+type Isolation string
+
+// The isolations.
+const (
+	IsolationDefault Isolation = ""       // what the tier gives by itself
+	IsolationGVisor  Isolation = "gvisor" // of containers: a kernel in user space answers the system calls
+)
+
+// Isolated says in a word what is between a sandbox and the kernel of its machine:
+// "namespaces", "gvisor" or "vm".
+func (s *Spec) Isolated() string {
+	switch {
+	case s.Isolation != IsolationDefault:
+		return string(s.Isolation)
+	case s.Tier == TierMicroVM, s.Tier == TierFullVM:
+		return "vm"
+	}
+	return "namespaces"
+}
+
 // OOMPolicy says what an out-of-memory kill inside a command ends.
 type OOMPolicy string
 
@@ -64,13 +86,14 @@ type HostMount struct {
 type Spec struct {
 	Name       string            `json:"name,omitempty"` // optional, unique among live sandboxes of a project
 	Tier       Tier              `json:"tier"`
-	Image      LayerRef          `json:"image"`              // the base
-	Layers     []LayerRef        `json:"layers,omitempty"`   // workspace, then toolkits, bottom to top
-	Command    []string          `json:"command,omitempty"`  // main process; its end ends the sandbox; none: it idles
-	Env        map[string]string `json:"env,omitempty"`      // added to the image's
-	User       string            `json:"user,omitempty"`     // default of commands: name or "uid[:gid]"; the image's if empty
-	Workdir    string            `json:"workdir,omitempty"`  // default of commands; the image's if empty
-	Hostname   string            `json:"hostname,omitempty"` // shortened to 63 bytes; the id if empty
+	Isolation  Isolation         `json:"isolation,omitempty"` // "" is what the tier gives by itself
+	Image      LayerRef          `json:"image"`               // the base
+	Layers     []LayerRef        `json:"layers,omitempty"`    // workspace, then toolkits, bottom to top
+	Command    []string          `json:"command,omitempty"`   // main process; its end ends the sandbox; none: it idles
+	Env        map[string]string `json:"env,omitempty"`       // added to the image's
+	User       string            `json:"user,omitempty"`      // default of commands: name or "uid[:gid]"; the image's if empty
+	Workdir    string            `json:"workdir,omitempty"`   // default of commands; the image's if empty
+	Hostname   string            `json:"hostname,omitempty"`  // shortened to 63 bytes; the id if empty
 	Network    NetworkMode       `json:"network,omitempty"`
 	Allow      []NetworkRule     `json:"allow,omitempty"`       // of the network mode allow-list
 	Cutoff     time.Time         `json:"cutoff,omitzero"`       // what is newer the mirror hides, but of Debian; zero: nothing
@@ -133,6 +156,13 @@ func (s *Spec) Validate() error {
 	case TierContainer, TierMicroVM, TierFullVM, TierFunction:
 	default:
 		return bad("tier", "unknown tier %s", Quote(string(s.Tier)))
+	}
+	switch {
+	case s.Isolation == IsolationDefault:
+	case s.Isolation != IsolationGVisor:
+		return bad("isolation", "unknown isolation %s", Quote(string(s.Isolation)))
+	case s.Tier != TierContainer:
+		return bad("isolation", "gvisor is a way to isolate containers, not the tier %s", s.Tier)
 	}
 	if s.Image == "" {
 		return bad("image", "is required")

@@ -24,8 +24,11 @@ type Sandbox struct {
 	Expires time.Time      `json:"expires,omitzero"` // zero: no cap
 	Starts  int            `json:"starts"`
 	Steps   []dsec.Step    `json:"steps,omitempty"` // of the last creation or start
-	Kept    *KeptDisk      `json:"kept,omitempty"`  // its disk, packed because it failed
-	Blame   *dsec.Blame    `json:"blame,omitempty"` // what it is blamed on; nil: nothing
+	// Isolated is what is between it and the machine's kernel: "namespaces", "gvisor", "vm".
+	Isolated string `json:"isolated,omitempty"`
+
+	Kept  *KeptDisk   `json:"kept,omitempty"`  // its disk, packed because it failed
+	Blame *dsec.Blame `json:"blame,omitempty"` // what it is blamed on; nil: nothing
 
 	Network *dsec.NetworkState `json:"network,omitempty"` // in force; nil: as in its spec, never changed
 	Phase   *dsec.PhaseState   `json:"phase,omitempty"`   // in force; nil: it has none
@@ -44,7 +47,7 @@ func sandbox(p *dsecv1.Sandbox) Sandbox {
 		Spec: wire.SpecFrom(p.GetSpec()), State: dsec.State(p.GetState()), Result: wire.ResultFrom(p.GetResult()),
 		Digests: p.GetDigests(), Created: wire.Instant(p.GetCreated()), Changed: wire.Instant(p.GetChanged()),
 		Expires: wire.Instant(p.GetExpires()), Starts: int(p.GetStarts()), Steps: wire.StepsFrom(p.GetSteps()), Blame: wire.BlameFrom(p.GetBlame()),
-		Network: wire.NetworkFrom(p.GetNetwork()), Phase: wire.PhaseFrom(p.GetPhase()), Grades: wire.GradesFrom(p.GetGrades())}
+		Network: wire.NetworkFrom(p.GetNetwork()), Phase: wire.PhaseFrom(p.GetPhase()), Grades: wire.GradesFrom(p.GetGrades()), Isolated: p.GetIsolated()}
 	if k := p.GetKept(); k != nil {
 		s.Kept = &KeptDisk{Digest: k.Digest, Tag: k.Tag, Until: wire.Instant(k.Until)}
 	}

@@ -2,7 +2,8 @@
 # The main job on real input: starts dsec, makes the three layers of an
 # environment, runs N rollouts in sandboxes of it through libdsec, and ends
 # everything. N=200, BASE= any OCI reference, layout or tar instead of Debian, TIER=
-# container or microvm, which is emulated where there is no KVM, and then does fewer.
+# container or microvm, which is emulated where there is no KVM, and then does fewer;
+# ISOLATION=gvisor runs fewer of them, beside plain containers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dsec=$PWD/bin/dsec
@@ -33,17 +34,18 @@ fi
 
 echo "demo: starting dsec (gateway, scheduler, node agent, NATS), data in $state"
 TIER=${TIER:-container}
-node=
-case $TIER in
-container) N=${N:-200} ;;
-microvm)
+node='{}'
+case $TIER,${ISOLATION:-} in
+container,) N=${N:-200} ;;
+container,gvisor) node=$(printf '{"runsc": "%s"}' "$(scripts/runsc.sh)") ;;
+microvm,)
   N=${N:-12}
   go run ./e2e/vm/fetch "$PWD/.cache/vm"
-  node=', "node": {"kernel_cache": "'$PWD'/.cache/vm"}'
+  node=$(printf '{"kernel_cache": "%s"}' "$PWD/.cache/vm")
   ;;
-*) echo "demo: TIER=$TIER: want container or microvm" >&2; exit 2 ;;
+*) echo "demo: TIER=$TIER ISOLATION=${ISOLATION:-}: want container, microvm, or container with gvisor" >&2; exit 2 ;;
 esac
-printf '{"gateway": {"listen": ""}%s}' "$node" >"$state/dsec.yaml"
+printf '{"gateway": {"listen": ""}, "node": %s}' "$node" >"$state/dsec.yaml"
 where=("${where[@]/\/dev\/null/$state/dsec.yaml}")
 "$dsec" up "${where[@]}" >"$state/up.log" 2>&1 &
 up=$!
@@ -58,4 +60,9 @@ echo "demo: making the layers"
 "$dsec" layer build --from "$cache/workspace" --at /repo --owner 0 --tag workspace
 "$dsec" layer build --from demo/harness --at /opt/harness --owner 0 --tag toolkit
 
+if [ -n "${ISOLATION:-}" ]; then
+  for layer in base workspace toolkit; do "$dsec" layer evict "$layer"; done # what a sentry needs whole is brought first
+  "$PYTHON" demo/isolated.py --base base --workspace workspace --toolkit toolkit --n "${N:-20}"
+  exit
+fi
 "$PYTHON" demo/demo.py --base base --workspace workspace --toolkit toolkit --dsec "$dsec" --tier "$TIER" --n "$N"

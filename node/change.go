@@ -405,7 +405,7 @@ func (n *Node) resume(ctx context.Context, b *box, extra []op) error {
 }
 
 func (b *box) unsupported(what string) error {
-	return dsec.Errorf(dsec.Unsupported, what, string(b.id), "the %s tier cannot", b.rt.Tier())
+	return dsec.Errorf(dsec.Unsupported, what, string(b.id), "the tier %s cannot", kindOf(&b.rec.Spec))
 }
 
 // Renew implements Service. A lifetime of 0 moves the idle clock only.

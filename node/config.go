@@ -26,6 +26,7 @@ type Config struct {
 	ID       dsec.NodeID
 	Dir      string // of the ledger
 	Runtimes map[dsec.Tier]dsecruntime.Runtime
+	Isolated map[dsec.Isolation]dsecruntime.Runtime // of the container tier, with an isolation of its own; nil: none
 	Store    layer.Store
 
 	Add        Adder            // nil: Commit is Unsupported
@@ -135,7 +136,7 @@ func setDefault[T comparable](p *T, v T) {
 
 // fillSpec sets every default of a spec. They are: 1 core of weight 100, 1 GiB
 // of memory, 512 processes, 4 GiB of disk, 64 MiB of kept output; no network;
-// the profile "build"; an out-of-memory kill ends the command only; and the
+// the profile "build"; an out-of-memory kill ends the command only, behind gvisor the sandbox; and the
 // lifetimes of Config: idle 1 h, no cap, a stopped disk kept for 1 h.
 func (c *Config) fillSpec(s *dsec.Spec) {
 	setDefault(&s.Limits.CPU, 1)
@@ -148,6 +149,9 @@ func (c *Config) fillSpec(s *dsec.Spec) {
 	setDefault(&s.Lifetimes.Lifetime, c.Lifetimes.Lifetime)
 	setDefault(&s.Lifetimes.Retention, c.Lifetimes.Retention)
 	setDefault(&s.Network, dsec.NetworkNone)
+	if s.Isolation == dsec.IsolationGVisor { // whose memory limit knows no commands
+		setDefault(&s.OOM, dsec.OOMSandbox)
+	}
 	setDefault(&s.OOM, dsec.OOMExec)
 	setDefault(&s.Profile, "build")
 }

@@ -91,7 +91,7 @@ func (n *Node) check(s *dsec.Spec) error {
 	if len(s.CallID) > maxCallID {
 		return dsec.Errorf(dsec.Invalid, "validate spec", "call_id", "%d bytes, at most %d", len(s.CallID), maxCallID)
 	}
-	rt, err := n.runtimeOf(s.Tier)
+	rt, err := n.runtimeOf(s)
 	if err != nil {
 		return err
 	}
@@ -220,7 +220,7 @@ func (n *Node) createOrFind(ctx context.Context, cancel context.CancelCauseFunc,
 
 // admit takes the budget and the name, and returns the box with its turn held.
 func (n *Node) admit(project string, s dsec.Spec, hash string, cancel context.CancelCauseFunc) (*box, error) {
-	rt, err := n.runtimeOf(s.Tier)
+	rt, err := n.runtimeOf(&s)
 	if err != nil {
 		return nil, err
 	}

@@ -75,7 +75,7 @@ func (n *Node) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, erro
 	}
 	r, ok := b.rt.(runtime.Networker)
 	if !ok {
-		return dsec.Egress{}, dsec.Errorf(dsec.Unsupported, op, string(id), "the tier %s cannot", b.rt.Tier())
+		return dsec.Egress{}, dsec.Errorf(dsec.Unsupported, op, string(id), "the tier %s cannot", kindOf(&b.rec.Spec))
 	}
 	e, err := r.Egress(ctx, id)
 	return e, b.explain(op, err)

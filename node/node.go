@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/runtime"
 )
 
 // Node implements Service, Inside and Watcher for one machine.
@@ -61,7 +60,7 @@ func New(cfg Config) (*Node, error) {
 		n.wg.Wait()
 		return nil, errors.Join(err, l.close())
 	}
-	for _, rt := range cfg.Runtimes {
+	for _, rt := range cfg.runtimes() {
 		n.wg.Go(func() { n.receiveExits(rt) })
 	}
 	n.wg.Go(n.tick)
@@ -274,11 +273,4 @@ func (n *Node) own(fn func()) bool {
 // to be finished.
 func (n *Node) detached(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), limit)
-}
-
-func (n *Node) runtimeOf(t dsec.Tier) (runtime.Runtime, error) {
-	if rt := n.cfg.Runtimes[t]; rt != nil {
-		return rt, nil
-	}
-	return nil, dsec.Errorf(dsec.Unsupported, "find tier", string(t), "this node does not have it")
 }

@@ -21,7 +21,7 @@ func checkPhases(s *dsec.Spec, rt runtime.Runtime) error {
 	}
 	p, ok := rt.(runtime.Phaser)
 	if !ok {
-		return dsec.Errorf(dsec.Unsupported, "create sandbox", "phases", "the %s tier has none", rt.Tier())
+		return dsec.Errorf(dsec.Unsupported, "create sandbox", "phases", "the tier %s has none", kindOf(s))
 	}
 	return p.CanPhase(*s)
 }

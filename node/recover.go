@@ -26,11 +26,11 @@ func (n *Node) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	found := map[dsec.Tier]map[dsec.SandboxID]runtime.Status{}
-	for t, rt := range n.cfg.Runtimes {
+	found := map[kind]map[dsec.SandboxID]runtime.Status{}
+	for t, rt := range n.cfg.runtimes() {
 		list, err := rt.List(ctx)
 		if err != nil {
-			return dsec.E(dsec.ClassOf(err), "list sandboxes", string(t), err)
+			return dsec.E(dsec.ClassOf(err), "list sandboxes", t.String(), err)
 		}
 		found[t] = map[dsec.SandboxID]runtime.Status{}
 		for _, s := range list {
@@ -41,7 +41,7 @@ func (n *Node) recover(ctx context.Context) error {
 		if !clean {
 			r.Seq += seqJump
 		}
-		if err := n.recoverOne(ctx, r, found[r.Spec.Tier]); err != nil {
+		if err := n.recoverOne(ctx, r, found[kindOf(&r.Spec)]); err != nil {
 			return err
 		}
 		for _, f := range found {
@@ -55,7 +55,7 @@ func (n *Node) recover(ctx context.Context) error {
 // recoverOne takes a record back into memory. What has to be finished is left
 // to the first sweeps, so that a slow one does not hold up the others.
 func (n *Node) recoverOne(ctx context.Context, r *record, found map[dsec.SandboxID]runtime.Status) error {
-	rt, err := n.runtimeOf(r.Spec.Tier)
+	rt, err := n.runtimeOf(&r.Spec)
 	if err != nil {
 		return dsec.E(dsec.Unavailable, "adopt sandbox", string(r.ID), err)
 	}
@@ -176,11 +176,11 @@ func (n *Node) adopt(ctx context.Context, b *box, status runtime.Status, known b
 }
 
 // removeStrays destroys what no record knows.
-func (n *Node) removeStrays(ctx context.Context, found map[dsec.Tier]map[dsec.SandboxID]runtime.Status) {
+func (n *Node) removeStrays(ctx context.Context, found map[kind]map[dsec.SandboxID]runtime.Status) {
 	for t, ids := range found {
 		for id := range ids {
 			n.cfg.Log.Warn("stray sandbox removed", "sandbox", id, "tier", t)
-			if err := n.cfg.Runtimes[t].Destroy(ctx, id); err != nil {
+			if err := n.cfg.runtimes()[t].Destroy(ctx, id); err != nil {
 				n.cfg.Log.Error("stray sandbox not removed", "sandbox", id, "tier", t, "err", err)
 			}
 		}

@@ -15,11 +15,12 @@ type layout struct {
 	end      int64 // of the inode area, bytes
 	blocks   int64 // of the whole file
 	flatBase uint32
+	flat     bool // contents are in the file itself, see WriteFlat
 }
 
 // plan orders and places every inode reachable from root.
-func plan(root *Inode) (*layout, error) {
-	l := &layout{parents: map[*Inode]*Inode{root: root}}
+func plan(root *Inode, flat bool) (*layout, error) {
+	l := &layout{parents: map[*Inode]*Inode{root: root}, flat: flat}
 	if err := l.collect(root); err != nil {
 		return nil, err
 	}
@@ -28,7 +29,7 @@ func plan(root *Inode) (*layout, error) {
 		if err := n.check(); err != nil {
 			return nil, fmt.Errorf("inode %d: %w", i, err)
 		}
-		pos = n.place(pos)
+		pos = n.place(pos, flat)
 	}
 	l.end = pos
 	next := roundUp(l.end, BlockSize) / BlockSize
@@ -39,6 +40,17 @@ func plan(root *Inode) (*layout, error) {
 		}
 		if next > maxBlocks {
 			return nil, fmt.Errorf("metadata: more than 16 TiB")
+		}
+	}
+	if flat {
+		for _, n := range l.inodes {
+			if n.isFile() {
+				n.block = uint32(next)
+				next += roundUp(n.Size, BlockSize) / BlockSize
+			}
+			if next > maxBlocks {
+				return nil, fmt.Errorf("image: more than 16 TiB")
+			}
 		}
 	}
 	l.blocks = next
@@ -99,12 +111,12 @@ func (n *Inode) check() error {
 
 // place chooses the inode's layout and position, not before pos, and returns
 // the position behind it.
-func (n *Inode) place(pos int64) int64 {
+func (n *Inode) place(pos int64, flat bool) int64 {
 	head := int64(inodeSize + xattrSize(n.Xattrs))
 	n.layout = layoutPlain
 	n.pos = pos
 	switch size := n.bodySize(); {
-	case n.Mode&TypeMask == TypeRegular && n.Size > 0:
+	case n.isFile() && !flat:
 		n.layout = layoutChunked
 		_, count := chunks(n.Size, n.Runs)
 		// The kernel reads the array at the next multiple of 8 behind the
@@ -124,6 +136,9 @@ func (n *Inode) place(pos int64) int64 {
 	}
 	return roundUp(n.pos+head, inodeAlign)
 }
+
+// isFile reports whether the inode has contents.
+func (n *Inode) isFile() bool { return n.Mode&TypeMask == TypeRegular && n.Size > 0 }
 
 // bodySize is the i_size of what lives in the metadata file.
 func (n *Inode) bodySize() int64 {

@@ -21,7 +21,7 @@ func Write(w io.Writer, root *Inode, dataBlocks uint64) (Stats, error) {
 	if dataBlocks > maxBlocks {
 		return Stats{}, errors.New("data: more than 16 TiB")
 	}
-	l, err := plan(root)
+	l, err := plan(root, false)
 	if err != nil {
 		return Stats{}, err
 	}
@@ -75,6 +75,9 @@ func (e *encoder) super(dataBlocks uint32) {
 	le.PutUint64(s[16:], uint64(len(e.inodes)))
 	le.PutUint32(s[36:], uint32(e.blocks))
 	incompat := uint32(incompatChunked)
+	if e.flat {
+		incompat = 0
+	}
 	if dataBlocks > 0 {
 		incompat |= incompatDevices
 		le.PutUint16(s[86:], 1)

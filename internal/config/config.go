@@ -58,6 +58,7 @@ type Node struct {
 	OnDemand      string   `yaml:"on_demand"`      // how reads of what is not here are seen: "fuse", "pre-content"; "off": layers are fetched whole
 	LayerCache    string   `yaml:"layer_cache"`    // most that data of layers take, "200GiB" or "50%" of the file system: unused ones go; beyond it "fuse" answers without keeping, "pre-content" exceeds it
 	LoaderUID     int      `yaml:"loader_uid"`     // of the process that does; no other should have it
+	Runsc         string   `yaml:"runsc"`          // gVisor's program, for isolation "gvisor"; empty: the one in PATH
 	EgressUID     int      `yaml:"egress_uid"`     // of the process that looks at names in TLS and HTTP; no other should have it
 	Packages      Packages `yaml:"packages"`       // the mirror of packages
 	QEMU          string   `yaml:"qemu"`           // program that runs virtual machines; empty: the one in PATH
@@ -108,7 +109,7 @@ func Default() Config {
 var validInstance = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
 
 // MachineUIDs is how many virtual machines there may be, each with a user of its own: they
-// are behind the ranges of sandboxes.
+// are below the ranges of sandboxes.
 const MachineUIDs = 4096
 
 // mostShells bounds what waits for a sandbox to need it.
@@ -176,8 +177,8 @@ func (c *Config) Validate() error {
 	if need := n.MaxLive + n.Shells; n.UIDRanges < need {
 		return bad("node.uid_ranges", "%d, want at least %d: one for each of %d sandboxes (node.max_live) and %d shells (node.shells); or lower node.max_live", n.UIDRanges, need, n.MaxLive, n.Shells)
 	}
-	if n.UIDBase < 1<<16 || uint64(n.UIDBase)+uint64(n.UIDRanges)<<16+MachineUIDs > math.MaxUint32 {
-		return bad("node.uid_base", "%d ranges from %d, and %d users of virtual machines behind them, leave the 32 bits of a uid, or touch the host's own", n.UIDRanges, n.UIDBase, MachineUIDs)
+	if n.UIDBase < 1<<16+MachineUIDs || uint64(n.UIDBase)+uint64(n.UIDRanges)<<16 > math.MaxUint32 {
+		return bad("node.uid_base", "%d ranges from %d, and %d users of virtual machines below them, leave the 32 bits of a uid, or touch the host's own", n.UIDRanges, n.UIDBase, MachineUIDs)
 	}
 	if n.CPUOvercommit <= 0 || n.MemOvercommit <= 0 {
 		return bad("node.cpu_overcommit, node.mem_overcommit", "%g and %g, want more than 0", n.CPUOvercommit, n.MemOvercommit)

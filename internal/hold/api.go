@@ -145,6 +145,7 @@ type LandlockRule struct {
 type ExecSpec struct {
 	Sandbox string
 	Spec    process.Spec
+	Wrap    []string // a program and arguments that are run instead, with Spec.Argv behind them; empty: none
 
 	Env    []string // complete, "K=V"; its PATH finds Argv[0]
 	Cwd    string   // "" is "/"

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"os"
+	"slices"
 	"sort"
 	"time"
 
@@ -122,6 +123,9 @@ func encodeExec(s *ExecSpec) ([]byte, error) {
 	}
 	if p := s.Spec.PTY; p != nil {
 		im.flags, im.rows, im.cols = im.flags|imagePTY, p.Rows, p.Cols
+	}
+	if len(s.Wrap) > 0 {
+		im.argv = slices.Concat(s.Wrap, s.Spec.Argv)
 	}
 	if len(im.argv) > 0 {
 		im.paths = candidates(im.argv[0], im.env)

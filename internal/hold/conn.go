@@ -6,6 +6,8 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -33,6 +35,7 @@ type Client struct {
 	waiting map[uint64]chan frame
 	closed  bool
 	backlog []Event
+	routes  []*route
 	more    chan struct{} // capacity 1
 }
 
@@ -64,6 +67,37 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 // Events returns the channel of ends: those not acknowledged before come
 // first. It is closed when the connection is lost. One receiver.
 func (c *Client) Events() <-chan Event { return c.events }
+
+// route is where the ends of some sandboxes go instead.
+type route struct {
+	prefix string
+	events chan Event
+	left   chan struct{} // closed when nobody receives any more
+}
+
+// Route returns a channel of its own for the ends of sandboxes whose ids begin with
+// the prefix, which Events has no more, until leave is called; the next client hears of
+// those that come after it. It is not closed, see Done. One that came before is known
+// from List.
+func (c *Client) Route(prefix string) (events <-chan Event, leave func()) {
+	r := &route{prefix: prefix, events: make(chan Event), left: make(chan struct{})}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.routes = append(c.routes, r)
+	return r.events, sync.OnceFunc(func() { close(r.left) })
+}
+
+// routeOf is where an end is sent.
+func (c *Client) routeOf(e Event) *route {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range slices.Backward(c.routes) { // the last one who asked
+		if e.Sandbox != "" && strings.HasPrefix(e.Sandbox, r.prefix) {
+			return r
+		}
+	}
+	return &route{events: c.events}
+}
 
 // Close leaves the hold, which goes on.
 func (c *Client) Close() error {
@@ -132,8 +166,10 @@ func (c *Client) deliver() {
 		c.backlog = nil
 		c.mu.Unlock()
 		for _, e := range list {
+			to := c.routeOf(e)
 			select {
-			case c.events <- e:
+			case to.events <- e:
+			case <-to.left:
 			case <-c.done:
 				return
 			}

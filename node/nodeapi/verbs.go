@@ -67,7 +67,8 @@ func (s *Server) message(sb node.Sandbox) *dsecv1.Sandbox {
 	return &dsecv1.Sandbox{Id: string(sb.ID), Project: sb.Project, Spec: wire.Spec(sb.Spec), State: string(sb.State),
 		Result: wire.Result(sb.Result), Digests: sb.Digests, Created: wire.Stamp(sb.Created),
 		Changed: wire.Stamp(sb.Changed), Expires: wire.Stamp(sb.Expires), Starts: int32(sb.Starts),
-		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept), Blame: wire.Blame(sb.Blame), Network: wire.Network(sb.Network), Phase: wire.Phase(sb.Phase), Grades: wire.Grades(sb.Grades)}
+		Steps: wire.Steps(sb.Steps), Node: string(s.cfg.Node), Kept: kept(sb.Kept), Blame: wire.Blame(sb.Blame), Network: wire.Network(sb.Network), Phase: wire.Phase(sb.Phase), Grades: wire.Grades(sb.Grades),
+		Isolated: sb.Spec.Isolated()}
 }
 
 func kept(k *node.Kept) *dsecv1.Kept {

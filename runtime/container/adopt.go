@@ -208,18 +208,21 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 	}
 	var errs []error
 	for name := range held {
+		if r.isForeign(name) {
+			continue
+		}
 		if !r.isOurs(name) || strings.HasSuffix(name, diskSuffix) {
 			errs = append(errs, r.hold.RemoveSandbox(ctx, name))
 		}
 	}
 	mine := r.groupNames()
 	for _, name := range groups {
-		if !mine[name] && !isForeign(name) {
+		if !mine[name] && !r.isForeign(name) {
 			errs = append(errs, r.groups.Remove(ctx, name))
 		}
 	}
 	for _, name := range disks {
-		if !r.isOurs(name) && !isForeign(name) {
+		if !r.isOurs(name) && !r.isForeign(name) {
 			errs = append(errs, r.disks.Remove(ctx, name))
 		}
 	}
@@ -229,16 +232,6 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 	}
 	return nil
 }
-
-// isForeign reports whether a name is one of another tier's, which has a point where those of
-// this one have none: sandbox ids and shells, with a suffix or not, have none before it.
-func isForeign(name string) bool {
-	before, _, ok := strings.Cut(name, ".")
-	return ok && len(before) < shortestOwn
-}
-
-// shortestOwn is shorter than any name of a sandbox or shell.
-const shortestOwn = 8
 
 // groupNames are the control groups of all sandboxes there are.
 func (r *Runtime) groupNames() map[string]bool {
@@ -252,6 +245,8 @@ func (r *Runtime) groupNames() map[string]bool {
 	}
 	return names
 }
+
+func (r *Runtime) isForeign(name string) bool { return r.cfg.Foreign != nil && r.cfg.Foreign(name) }
 
 func (r *Runtime) isOurs(name string) bool {
 	r.mu.Lock()

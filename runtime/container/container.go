@@ -39,6 +39,9 @@ type Config struct {
 	Witness    audit.Witness     // sees what sandboxes do; nil: nobody
 	Log        *slog.Logger      // nil: the default one
 
+	// Foreign says whether a name of a group, a disk or a shell of the hold is of another
+	// runtime, which has the same; nil: none is.
+	Foreign func(name string) bool
 	// Unseen is told of a sandbox that the Witness does not see, and why; nil: nobody.
 	Unseen func(dsec.SandboxID, error)
 	// Refused is told of system calls that were refused and are of interest, also of a

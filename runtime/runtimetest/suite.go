@@ -20,6 +20,9 @@ type Env struct {
 	// Layers returns a stack that holds what the package comment promises, leased
 	// under the name. nil: empty sets, for a tier that needs no layers.
 	Layers func(t *testing.T, lease string) layer.Set
+	// Spec changes what the suite asks for, before a case does: where a tier has more
+	// than one isolation. nil: nothing.
+	Spec func(*dsec.Spec)
 	// Reopen closes Runtime and opens another over the same state, as a new
 	// agent would. nil skips what needs it.
 	Reopen func(t *testing.T) runtime.Runtime
@@ -64,6 +67,9 @@ func (e *Env) request(t *testing.T, change func(*dsec.Spec)) runtime.Request {
 	s := dsec.Spec{Tier: e.Runtime.Tier(), Image: "suite", Network: dsec.NetworkNone, Profile: "build", OOM: dsec.OOMExec,
 		Limits:    dsec.Limits{CPU: 1, CPUWeight: 100, Memory: 128 << 20, Pids: 128, Disk: 64 << 20, Output: 64 << 20},
 		Lifetimes: dsec.Lifetimes{Idle: time.Hour, Retention: time.Hour}}
+	if e.Spec != nil {
+		e.Spec(&s)
+	}
 	if change != nil {
 		change(&s)
 	}

@@ -128,6 +128,13 @@ func testOOMSandbox(t *testing.T, e *Env) {
 }
 
 func testExecOOM(t *testing.T, e *Env) {
+	if r := e.request(t, func(s *dsec.Spec) { s.OOM = dsec.OOMExec }); r.Spec.Isolation != dsec.IsolationDefault {
+		// One whose limit knows no commands says so instead of ending more than was agreed.
+		e.destroyAtEnd(t, r.ID)
+		_, err := e.Runtime.Create(t.Context(), r)
+		wantClass(t, err, string(r.Spec.Isolation), dsec.Unsupported)
+		return
+	}
 	id := e.create(t, small)
 	p := e.start(t, id, process.Spec{Argv: e.hog()})
 	if r := wait(t, p); r.ExitCode != 137 || !r.OOM || r.OOMLimit != 32<<20 || r.OOMPeak < 16<<20 || r.Status != process.Exited {

@@ -49,6 +49,7 @@ type Spec struct {
 	Cutoff        *timestamppb.Timestamp `protobuf:"bytes,45,opt,name=cutoff,proto3" json:"cutoff,omitempty"`                           // what is newer the mirror of packages hides; absent: nothing
 	MirrorDeny    []string               `protobuf:"bytes,46,rep,name=mirror_deny,json=mirrorDeny,proto3" json:"mirror_deny,omitempty"` // what it refuses: "pypi:requests"
 	Watch         []string               `protobuf:"bytes,55,rep,name=watch,proto3" json:"watch,omitempty"`                             // paths whose writes are evidence, like "/tests/**", besides those always watched
+	Isolation     string                 `protobuf:"bytes,56,opt,name=isolation,proto3" json:"isolation,omitempty"`                     // "" is what the tier gives by itself; "gvisor"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -249,6 +250,13 @@ func (x *Spec) GetWatch() []string {
 		return x.Watch
 	}
 	return nil
+}
+
+func (x *Spec) GetIsolation() string {
+	if x != nil {
+		return x.Isolation
+	}
+	return ""
 }
 
 // Phase is a stage with rights of its own; docs/formats/phases.md.
@@ -833,11 +841,12 @@ type Sandbox struct {
 	Starts        int32                  `protobuf:"varint,10,opt,name=starts,proto3" json:"starts,omitempty"`
 	Steps         []*Step                `protobuf:"bytes,11,rep,name=steps,proto3" json:"steps,omitempty"` // of the last creation or start
 	Node          string                 `protobuf:"bytes,12,opt,name=node,proto3" json:"node,omitempty"`
-	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"`       // absent: its disk is not kept
-	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"`     // what it is blamed on; absent: nothing
-	Network       *Network               `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"` // absent: as in its spec, never changed
-	Phase         *PhaseState            `protobuf:"bytes,40,opt,name=phase,proto3" json:"phase,omitempty"`     // absent: it has no phases
-	Grades        []*GradeResponse       `protobuf:"bytes,50,rep,name=grades,proto3" json:"grades,omitempty"`   // the last ones, oldest first; a list leaves them out
+	Kept          *Kept                  `protobuf:"bytes,13,opt,name=kept,proto3" json:"kept,omitempty"`         // absent: its disk is not kept
+	Blame         *Blame                 `protobuf:"bytes,14,opt,name=blame,proto3" json:"blame,omitempty"`       // what it is blamed on; absent: nothing
+	Network       *Network               `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"`   // absent: as in its spec, never changed
+	Phase         *PhaseState            `protobuf:"bytes,40,opt,name=phase,proto3" json:"phase,omitempty"`       // absent: it has no phases
+	Grades        []*GradeResponse       `protobuf:"bytes,50,rep,name=grades,proto3" json:"grades,omitempty"`     // the last ones, oldest first; a list leaves them out
+	Isolated      string                 `protobuf:"bytes,51,opt,name=isolated,proto3" json:"isolated,omitempty"` // what is between it and the machine's kernel: "namespaces", "gvisor", "vm"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -989,6 +998,13 @@ func (x *Sandbox) GetGrades() []*GradeResponse {
 		return x.Grades
 	}
 	return nil
+}
+
+func (x *Sandbox) GetIsolated() string {
+	if x != nil {
+		return x.Isolated
+	}
+	return ""
 }
 
 // Blame is what a sandbox is blamed on that is not its doing. It becomes the
@@ -4351,7 +4367,7 @@ var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\x06\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x96\a\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -4380,7 +4396,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06cutoff\x18- \x01(\v2\x1a.google.protobuf.TimestampR\x06cutoff\x12\x1f\n" +
 	"\vmirror_deny\x18. \x03(\tR\n" +
 	"mirrorDeny\x12\x14\n" +
-	"\x05watch\x187 \x03(\tR\x05watch\x1a6\n" +
+	"\x05watch\x187 \x03(\tR\x05watch\x12\x1c\n" +
+	"\tisolation\x188 \x01(\tR\tisolation\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -4441,7 +4458,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"keepFailed\";\n" +
 	"\tHostMount\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\xf2\x04\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\x8e\x05\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12!\n" +
@@ -4460,7 +4477,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05blame\x18\x0e \x01(\v2\x0e.dsec.v1.BlameR\x05blame\x12*\n" +
 	"\anetwork\x18\x0f \x01(\v2\x10.dsec.v1.NetworkR\anetwork\x12)\n" +
 	"\x05phase\x18( \x01(\v2\x13.dsec.v1.PhaseStateR\x05phase\x12.\n" +
-	"\x06grades\x182 \x03(\v2\x16.dsec.v1.GradeResponseR\x06grades\"k\n" +
+	"\x06grades\x182 \x03(\v2\x16.dsec.v1.GradeResponseR\x06grades\x12\x1a\n" +
+	"\bisolated\x183 \x01(\tR\bisolated\"k\n" +
 	"\x05Blame\x12\x14\n" +
 	"\x05cause\x18\x01 \x01(\tR\x05cause\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +

@@ -82,6 +82,8 @@ func (s *settings) gatewayDir() string     { return filepath.Join(s.Data, "gatew
 func (s *settings) nodeDir() string        { return filepath.Join(s.Data, "node") }
 func (s *settings) layerDir() string       { return filepath.Join(s.Data, "layers") }
 func (s *settings) sandboxDir() string     { return filepath.Join(s.Data, "sandboxes") }
+func (s *settings) gvisorDir() string      { return filepath.Join(s.Data, "gvisor", "sandboxes") }
+func (s *settings) gvisorImages() string   { return filepath.Join(s.Data, "gvisor", "images") }
 func (s *settings) blobDir() string        { return filepath.Join(s.Data, "blobs") }
 func (s *settings) poolDir() string        { return filepath.Join(s.Data, "pool") }
 func (s *settings) holdLog() string        { return filepath.Join(s.Data, "hold.log") }
@@ -102,7 +104,7 @@ func (s *settings) kernelDir() string {
 }
 
 // machineUID is the first user of a virtual machine.
-func (s *settings) machineUID() uint32 { return s.Node.UIDBase + uint32(s.Node.UIDRanges)<<16 }
+func (s *settings) machineUID() uint32 { return s.Node.UIDBase - config.MachineUIDs }
 
 // nodeID returns the configured id, or the one made at the first start.
 func (s *settings) nodeID() (dsec.NodeID, error) {

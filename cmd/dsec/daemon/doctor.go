@@ -105,6 +105,7 @@ func nearest(dir string) string {
 // containers is the first.
 func (m *machine) examine(ctx context.Context, s *settings) []runtime.Report {
 	r := m.tier.Probe(ctx)
+	r.Checks = append(r.Checks, m.gvisor.Probe(ctx).Checks...)
 	if size, free, err := poolSize(s); err == nil {
 		r.Checks = append(r.Checks, poolRoom(s, size, free))
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -28,6 +29,7 @@ import (
 	"github.com/opendsec/dsec/runtime/container"
 	"github.com/opendsec/dsec/runtime/microvm"
 	"github.com/opendsec/dsec/runtime/microvm/qemu"
+	"github.com/opendsec/dsec/runtime/gvisor"
 )
 
 // machine is what sandboxes of the container tier are made of.
@@ -43,6 +45,7 @@ type machine struct {
 	tier    *container.Runtime
 	vms     *microvm.Runtime
 	driver  *qemu.Driver // of its machines; nil: none was needed yet
+	gvisor  *gvisor.Runtime // containers behind a kernel of their own
 
 	packages *mirror.Attendance // nil: no mirror is served
 	evidence evidence
@@ -141,7 +144,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 		{Name: "container", Do: func(ctx context.Context) (err error) {
 			c := container.Config{Dir: s.sandboxDir(), UIDBase: s.Node.UIDBase, UIDRanges: s.Node.UIDRanges, Shells: s.Node.Shells,
 				HostMounts: s.Node.MountRoots, Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Mounts: m.mounts, Log: log,
-				Witness: m.evidence.witness(), Unseen: m.evidence.unseen}
+				Foreign: isOtherTiers, Witness: m.evidence.witness(), Unseen: m.evidence.unseen}
 			if m.uidBase = s.Node.UIDBase; m.eyes != nil {
 				c.Witness = m.eyes
 			}
@@ -155,7 +158,16 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			return err
 		}, Undo: func(context.Context) error { return m.tier.Close() }},
 		m.openVMs(s, log),
+		{Name: "gvisor", Do: func(ctx context.Context) (err error) {
+			m.gvisor, err = openGVisor(ctx, s, m, log)
+			return err
+		}, Undo: func(context.Context) error { return m.gvisor.Close() }},
 	}
+}
+
+// isOtherTiers tells what other tiers have of what they share with containers.
+func isOtherTiers(name string) bool {
+	return strings.HasPrefix(name, gvisor.Prefix) || strings.HasPrefix(name, microvm.Prefix)
 }
 
 // runtimes are the tiers of a machine.

@@ -143,7 +143,8 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	if err := a.registerCounts(); err != nil {
 		return node.Config{}, err
 	}
-	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: a.runtimes(), Store: a.store,
+	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: a.runtimes(),
+		Isolated: map[dsec.Isolation]runtime.Runtime{dsec.IsolationGVisor: a.gvisor}, Store: a.store,
 		Add: a.store.Add, Audit: a.evidence.store, Judge: detect.Judge{}, MountRoots: s.Node.MountRoots,
 		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
 		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
@@ -162,12 +163,14 @@ func openNode(ctx context.Context, o orders, log *slog.Logger) (*serving, error)
 	}
 	stop := collecting(a.store, collectEvery, log)
 	stopTrimming := a.trimming(s, log)
+	stopGVisor := collectGVisor(a.gvisor, collectEvery, log)
 	stopKeeping := keeping(a.store.Renew, store.RenewEvery, log)
 	return &serving{
 		ended: a.hold.Done(), why: dsec.Errorf(dsec.Unavailable, "serve node", string(a.id), "the hold has ended"),
 		close: func(ctx context.Context) error {
 			stop()
 			stopTrimming()
+			stopGVisor()
 			stopKeeping()
 			return errors.Join(server.Close(), stack.Close(ctx))
 		},

@@ -23,6 +23,11 @@ func (m *machine) teardown(ctx context.Context, s *settings, stack *lifecycle.St
 			errs = append(errs, tier.Destroy(ctx, st.ID))
 		}
 	}
+	behind, err := m.gvisor.List(ctx)
+	errs = append(errs, err)
+	for _, st := range behind {
+		errs = append(errs, m.gvisor.Destroy(ctx, st.ID))
+	}
 	if m.network != nil {
 		errs = append(errs, m.network.Remove(ctx))
 	}

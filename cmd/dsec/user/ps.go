@@ -68,9 +68,9 @@ func ps(ctx context.Context, c *cobra.Command, cl *client.Client, o client.ListO
 		}
 		rows := make([][]string, 0, len(all))
 		for _, sb := range all {
-			rows = append(rows, []string{string(sb.ID), sb.Spec.Name, string(sb.State), cause(sb), string(sb.Spec.Image), ago(sb.Created), string(sb.Node)})
+			rows = append(rows, []string{string(sb.ID), sb.Spec.Name, string(sb.State), cause(sb), string(sb.Spec.Image), sb.Isolated, ago(sb.Created), string(sb.Node)})
 		}
-		return table(w, "ID NAME STATE CAUSE IMAGE CREATED NODE", rows)
+		return table(w, "ID NAME STATE CAUSE IMAGE ISOLATION CREATED NODE", rows)
 	})
 }
 

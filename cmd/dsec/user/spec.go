@@ -34,6 +34,7 @@ type specFlags struct {
 func (s *specFlags) register(c *cobra.Command) {
 	f, p := c.Flags(), &s.spec
 	f.StringVar(&p.Name, "name", "", "name, unique among the live sandboxes of the project")
+	f.StringVar((*string)(&p.Isolation), "isolation", "", "what a container has between itself and the kernel, besides namespaces: gvisor")
 	f.StringVar(&s.tier, "tier", string(dsec.TierContainer), "isolation: container, microvm (a kernel of its own)")
 	f.StringArrayVar(&s.layers, "layer", nil, "layer above the image, bottom to top (repeat)")
 	f.StringArrayVarP(&s.env, "env", "e", nil, "NAME=VALUE of every command (repeat)")

@@ -217,3 +217,11 @@ def test_the_readme_names_every_method_of_images_layers_and_templates() -> None:
         row = re.search(rf"^\| `client\.{name}` \| (.*) \|$", text, re.M)
         assert row
         assert set(re.findall(r"`(\w+)", row.group(1))) == {m for m in vars(kind) if not m.startswith("_")}
+
+
+def test_isolation_goes_there_and_back() -> None:
+    spec = Spec("base:1", isolation="gvisor")
+    assert spec.wire()["isolation"] == "gvisor" and Spec.from_wire(spec.wire()).isolation == "gvisor"
+    assert "isolation" not in Spec("base:1").wire()
+    info = SandboxInfo.from_wire({"id": "s1", "spec": spec.wire(), "isolated": "gvisor"})
+    assert info.isolated == "gvisor" and info.spec.isolation == "gvisor"

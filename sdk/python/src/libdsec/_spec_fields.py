@@ -14,6 +14,7 @@ class SpecFields(TypedDict, total=False):
     layers: Sequence[str]
     name: str
     tier: str
+    isolation: str
     command: Sequence[str]
     env: Mapping[str, str]
     user: str

@@ -84,6 +84,7 @@ class Spec:
     layers: Sequence[str] = ()
     name: str = ""
     tier: str = ""
+    isolation: str = ""  # "gvisor": a container behind a kernel in user space
     command: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
@@ -127,7 +128,7 @@ class Spec:
                      "keep_failed": parse_duration(self.on_failure.ttl) if self.on_failure else 0.0}
         cutoff = cutoff_time(self.cutoff)
         return w.drop_empty({
-            "name": self.name, "tier": self.tier, "image": self.image, "layers": list(self.layers),
+            "name": self.name, "tier": self.tier, "isolation": self.isolation, "image": self.image, "layers": list(self.layers),
             "command": list(self.command), "env": dict(self.env), "user": self.user, "workdir": self.workdir,
             "hostname": self.hostname, "network": self.network, "allow": rules(self.allow),
             "phases": phases(self.phases),
@@ -142,7 +143,7 @@ class Spec:
         lim, life = m.get("limits") or {}, m.get("lifetimes") or {}
         return cls(
             image=w.string(m, "image"), layers=tuple(w.strings(m, "layers")), name=w.string(m, "name"),
-            tier=w.string(m, "tier"), command=tuple(w.strings(m, "command")), env=w.string_map(m, "env"),
+            tier=w.string(m, "tier"), isolation=w.string(m, "isolation"), command=tuple(w.strings(m, "command")), env=w.string_map(m, "env"),
             user=w.string(m, "user"), workdir=w.string(m, "workdir"), hostname=w.string(m, "hostname"),
             network=w.string(m, "network"), allow=tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")),
             cutoff=w.time(m, "cutoff"), mirror_deny=tuple(w.strings(m, "mirror_deny")), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
@@ -351,6 +352,7 @@ class SandboxInfo:
     network: NetworkState | None = None  # None: as in its spec, never changed
     grades: tuple[Grade, ...] = ()  # the last gradings, oldest first
     phase: PhaseState | None = None  # None: it has none
+    isolated: str = ""  # what is between it and the machine's kernel: "namespaces", "gvisor", "vm"
 
     @property
     def live(self) -> bool:
@@ -368,7 +370,7 @@ class SandboxInfo:
             w.string(m, "node"), Kept.from_wire(w.message(m, "kept")),
             Blame.from_wire(w.message(m, "blame")), NetworkState.from_wire(w.message(m, "network")),
             tuple(Grade.from_wire(g) for g in w.messages(m, "grades")),
-            PhaseState.from_wire(w.message(m, "phase")))
+            PhaseState.from_wire(w.message(m, "phase")), w.string(m, "isolated"))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,31 @@
+package gvisor
+
+import (
+	"testing"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest"
+)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	runtimetest.Run(t, func(t *testing.T) *runtimetest.Env {
+		return &runtimetest.Env{
+			Runtime: w.r,
+			Spec:    func(s *dsec.Spec) { s.Isolation, s.OOM = dsec.IsolationGVisor, dsec.OOMSandbox },
+			Layers: func(t *testing.T, lease string) layer.Set {
+				return layer.Set{Lease: lease, Layers: []layer.Local{baseLayer(t)}, Config: image.Config{Env: []string{"FROM=image"}}}
+			},
+			Reopen: func(t *testing.T) runtime.Runtime {
+				w.close(t)
+				w.open(t)
+				return w.r
+			},
+		}
+	})
+	w.openRuntime(t) // the suite closes the one it had
+}

@@ -1,0 +1,423 @@
+package gvisor
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/diskpool"
+	"github.com/opendsec/dsec/internal/embedded"
+	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/netpolicy/bpf"
+	"github.com/opendsec/dsec/netpolicy/veth"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/runtime"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if base.dir != "" {
+		_ = os.RemoveAll(base.dir)
+	}
+	os.Exit(code)
+}
+
+// world is a machine's worth of what a Runtime needs, of its own.
+type world struct {
+	dir     string
+	name    string // of control groups
+	hold    *hold.Client
+	binary  *os.File
+	groups  *cgroup.Root
+	mounts  *rootfs.Mounts
+	disks   diskpool.Pool
+	r       *Runtime
+	uidBase uint32
+	linked  bool // sandboxes may have a network, kept by the hold as the agent's is
+	network *veth.Network
+	gate    *bpf.Gate // of it
+}
+
+var worldsMade struct {
+	sync.Mutex
+	n int
+}
+
+// newWorld starts a hold and opens everything; what is left at the end of the
+// test is an error.
+func newWorld(t testing.TB, options ...func(*world)) *world {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("sandboxes need root and this test runs without it")
+	}
+	worldsMade.Lock()
+	worldsMade.n++
+	w := &world{dir: t.TempDir(), name: fmt.Sprintf("dsecg%d.%d", os.Getpid(), worldsMade.n), uidBase: 1<<29 + uint32(worldsMade.n)*1000*idCount}
+	worldsMade.Unlock()
+	for _, o := range options {
+		o(w)
+	}
+	t.Cleanup(func() { w.destroy(t) })
+	w.open(t)
+	return w
+}
+
+func (w *world) open(t testing.TB) {
+	t.Helper()
+	ctx := context.Background()
+	var err error
+	w.groups, err = cgroup.Open(w.name)
+	must(t, err)
+	w.binary, err = embedded.Hold()
+	must(t, err)
+	w.hold, err = hold.Ensure(ctx, hold.Options{Socket: filepath.Join(w.dir, "hold"), Binary: w.binary, Log: filepath.Join(w.dir, "hold.log")})
+	must(t, err)
+	w.mounts, err = rootfs.Open(ctx, rootfs.Options{Keeper: w.hold, Linger: time.Hour})
+	must(t, err)
+	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: 2 << 30, Keeper: w.mounts.Keeper()})
+	must(t, err)
+	if w.linked {
+		w.gate, err = bpf.Open(ctx, w.hold, w.netName())
+		must(t, err)
+		w.network, err = veth.Open(ctx, veth.Config{Gate: w.gate, Name: w.netName(), Node: newNetNS(t), DNS: []netip.Addr{}, Keeper: w.hold})
+		must(t, err)
+	}
+	w.openRuntime(t)
+}
+
+// netName is that of the world, as short as the name of a network has to be.
+func (w *world) netName() string {
+	var pid, n int64
+	if _, err := fmt.Sscanf(w.name, "dsecg%d.%d", &pid, &n); err != nil {
+		panic(err)
+	}
+	return strconv.FormatInt(pid, 36) + "x" + strconv.FormatInt(n, 36)
+}
+
+func (w *world) config() Config {
+	c := Config{Dir: filepath.Join(w.dir, "gvisor"), Images: filepath.Join(w.dir, "images"), Runsc: runsc(), UIDBase: w.uidBase, UIDRanges: 1000,
+		Hold: w.hold, Cgroups: w.groups, Disks: w.disks, Helper: w.binary, Log: slog.New(slog.DiscardHandler)}
+	if w.linked {
+		c.Network = w.network
+	}
+	return c
+}
+
+func (w *world) openRuntime(t testing.TB) {
+	t.Helper()
+	var err error
+	w.r, err = Open(context.Background(), w.config())
+	must(t, err)
+}
+
+// close lets go of everything, as the agent does when it ends.
+func (w *world) close(t testing.TB) {
+	t.Helper()
+	must(t, w.r.Close())
+	if w.linked {
+		must(t, w.network.Close())
+		must(t, w.gate.Close())
+	}
+	must(t, w.mounts.Close())
+	must(t, w.disks.Close())
+	must(t, w.binary.Close())
+	must(t, w.hold.Close())
+	must(t, w.groups.Close())
+}
+
+// destroy takes down what there is, also of a world whose opening failed.
+func (w *world) destroy(t testing.TB) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	note := func(err error) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if w.r != nil {
+		list, err := w.r.List(ctx)
+		note(err)
+		for _, s := range list {
+			note(w.r.Destroy(ctx, s.ID))
+		}
+		w.wantNothing(t)
+		note(w.r.Close())
+	}
+	if t.Failed() {
+		log, _ := os.ReadFile(filepath.Join(w.dir, "hold.log"))
+		t.Logf("hold: %s", tail(log, 2000))
+	}
+	if w.network != nil {
+		note(w.network.Remove(ctx))
+		note(w.gate.Close())
+	}
+	if w.mounts != nil {
+		note(w.mounts.Close())
+	}
+	if w.disks != nil {
+		note(w.disks.Close())
+	}
+	if w.hold != nil {
+		note(w.hold.Shutdown(ctx))
+	}
+	if w.groups != nil {
+		note(w.groups.RemoveAll(ctx))
+	}
+}
+
+// runsc is the program that make builds, or the one that is named.
+func runsc() string {
+	if p := os.Getenv("DSEC_RUNSC"); p != "" {
+		return p
+	}
+	found, _ := filepath.Glob("../../.cache/runsc/*/runsc")
+	if len(found) == 0 {
+		return "../../.cache/runsc"
+	}
+	return found[len(found)-1]
+}
+
+func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
+
+// wantNothing checks that no trace of any sandbox is left.
+func (w *world) wantNothing(t testing.TB) {
+	t.Helper()
+	ctx := context.Background()
+	if names, err := w.groups.List(); err != nil || len(names) > 0 {
+		t.Errorf("control groups left: %v %v", names, err)
+	}
+	if names, err := w.disks.List(ctx); err != nil || len(names) > 0 {
+		t.Errorf("disks left: %v %v", names, err)
+	}
+	if known, err := w.hold.List(ctx); err != nil || len(known) > 0 {
+		t.Errorf("the hold knows %v %v", known, err)
+	}
+	entries, err := os.ReadDir(filepath.Join(w.dir, "gvisor"))
+	must(t, err)
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			t.Errorf("state left: %v", e.Name())
+		}
+	}
+	w.r.images.mu.Lock()
+	if n := len(w.r.images.used); n > 0 {
+		t.Errorf("%d images in use", n)
+	}
+	w.r.images.mu.Unlock()
+	w.r.uids.mu.Lock()
+	if n := len(w.r.uids.used); n > 0 {
+		t.Errorf("%d uid ranges in use", n)
+	}
+	w.r.uids.mu.Unlock()
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var base struct {
+	sync.Once
+	dir string
+	l   layer.Local
+	err error
+}
+
+// baseLayer is a layer with busybox, made once.
+func baseLayer(t testing.TB) layer.Local {
+	t.Helper()
+	base.Do(func() {
+		base.dir, base.err = os.MkdirTemp("", "dsec-gvisor-test-")
+		if base.err == nil {
+			base.l, base.err = buildLayer(base.dir, fillBase)
+		}
+	})
+	must(t, base.err)
+	return base.l
+}
+
+const applets = `sh cat echo false head id kill mkdir nc printf pwd rm seq setsid sleep tail test true yes ls stat mknod dd env ps
+	nproc hostname touch mount umount ln mv chmod chown sync wc grep sed tr dmesg ip ping readlink tty stty cp du chroot od cut sort uname find`
+
+func fillBase(dir string) error {
+	busybox, err := os.ReadFile("/bin/busybox")
+	if err != nil {
+		return fmt.Errorf("Debian's busybox-static is needed: %w", err)
+	}
+	for _, d := range []struct {
+		name string
+		mode os.FileMode
+	}{{"bin", 0o755}, {"etc", 0o755}, {"tmp", 0o777 | os.ModeSticky}, {"root", 0o700}, {"home", 0o755}, {"home/user", 0o755}, {"proc", 0o755}, {"sys", 0o755}} {
+		if err := os.Mkdir(filepath.Join(dir, d.name), 0o755); err != nil {
+			return err
+		}
+		if err := os.Chmod(filepath.Join(dir, d.name), d.mode); err != nil {
+			return err
+		}
+	}
+	for name, content := range map[string]string{
+		"etc/passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n",
+		"etc/group":  "root:x:0:\nuser:x:1000:\nextra:x:1234:user\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "bin/busybox"), busybox, 0o755); err != nil {
+		return err
+	}
+	for _, a := range strings.Fields(applets) {
+		if err := os.Symlink("busybox", filepath.Join(dir, "bin", a)); err != nil {
+			return err
+		}
+	}
+	return os.Chown(filepath.Join(dir, "home/user"), 1000, 1000)
+}
+
+func buildLayer(tmp string, fill func(dir string) error) (layer.Local, error) {
+	tree, meta, data := filepath.Join(tmp, "tree"), filepath.Join(tmp, "meta"), filepath.Join(tmp, "data")
+	if err := os.Mkdir(tree, 0o755); err != nil {
+		return layer.Local{}, err
+	}
+	if err := fill(tree); err != nil {
+		return layer.Local{}, err
+	}
+	if err := convert(tree, meta, data); err != nil {
+		return layer.Local{}, err
+	}
+	sum := sha256.Sum256([]byte(tmp))
+	l := layer.Local{Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sum))}, Meta: meta, Data: data}
+	if st, err := os.Stat(data); err == nil && st.Size() == 0 {
+		l.Data = "" // as a store has it
+	}
+	return l, os.RemoveAll(tree)
+}
+
+// convert makes the two files of a layer of a tree.
+func convert(tree, meta, data string) (err error) {
+	var f image.Files
+	if f.Meta, err = os.Create(meta); err != nil {
+		return err
+	}
+	defer f.Meta.Close()
+	if f.Data, err = os.Create(data); err != nil {
+		return err
+	}
+	defer f.Data.Close()
+	loc, err := image.Locate("dir:" + tree)
+	if err == nil {
+		_, err = image.Convert(context.Background(), loc, f, image.Options{})
+	}
+	return err
+}
+
+func newLayer(t testing.TB, fill func(dir string) error) layer.Local {
+	t.Helper()
+	l, err := buildLayer(t.TempDir(), fill)
+	must(t, err)
+	return l
+}
+
+// request is one for an idle sandbox, changed by f.
+func request(t testing.TB, f ...func(*runtime.Request)) runtime.Request {
+	id := dsec.NewSandboxID("t")
+	r := runtime.Request{ID: id, Spec: dsec.Spec{Tier: dsec.TierContainer, Image: "base:test", Network: dsec.NetworkNone,
+		Limits: dsec.Limits{CPU: 1, CPUWeight: 100, Memory: 256 << 20, Pids: 128, Disk: 64 << 20, Output: 64 << 20}, OOM: dsec.OOMSandbox},
+		Layers: layer.Set{Lease: string(id), Layers: []layer.Local{baseLayer(t)}, Config: image.Config{Env: []string{"FROM=image"}}}}
+	for _, g := range f {
+		g(&r)
+	}
+	return r
+}
+
+func (w *world) create(t testing.TB, f ...func(*runtime.Request)) dsec.SandboxID {
+	t.Helper()
+	r := request(t, f...)
+	_, err := w.r.Create(context.Background(), r)
+	must(t, err)
+	return r.ID
+}
+
+type outcome struct {
+	process.Result
+	stdout, stderr string
+}
+
+// run runs a command to its end and releases it.
+func (w *world) run(t testing.TB, id dsec.SandboxID, s process.Spec) outcome {
+	t.Helper()
+	o, err := w.try(id, s)
+	must(t, err)
+	return o
+}
+
+func (w *world) try(id dsec.SandboxID, s process.Spec) (o outcome, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	p, err := w.r.Exec(ctx, id, s)
+	if err != nil {
+		return o, err
+	}
+	if o.Result, err = p.Wait(ctx); err != nil {
+		return o, err
+	}
+	for _, x := range []struct {
+		s    process.Stream
+		into *string
+	}{{process.Stdout, &o.stdout}, {process.Stderr, &o.stderr}} {
+		if x.s == process.Stderr && s.PTY != nil {
+			continue
+		}
+		head, rest, _, err := p.Kept(ctx, x.s)
+		if err != nil {
+			return o, err
+		}
+		*x.into = string(head) + string(rest)
+	}
+	return o, p.Release(ctx)
+}
+
+func (w *world) sh(t testing.TB, id dsec.SandboxID, script string) outcome {
+	t.Helper()
+	return w.run(t, id, process.Spec{Argv: []string{"/bin/sh", "-c", script}})
+}
+
+// want runs a script as root and compares what it prints.
+func (w *world) want(t testing.TB, id dsec.SandboxID, script, want string) {
+	t.Helper()
+	o := w.sh(t, id, script)
+	if o.stdout != want || o.ExitCode != 0 {
+		t.Errorf("%s\n got %q (%d) %s\nwant %q", script, o.stdout, o.ExitCode, o.stderr, want)
+	}
+}
+
+// eventually polls until ok, for at most 10 s.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(10 * time.Second)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
