@@ -189,7 +189,7 @@ func lives(t *testing.T) {
 		t.Errorf("after stop: %s", got)
 	}
 	ok(t, "start", "work")
-	if o := dsecIn(t, "", "commit", "work", "tag:1"); o.code != 1 || !strings.Contains(o.err, "commit sandbox "+id+": the container tier cannot") {
+	if o := dsecIn(t, "", "commit", "work", "tag:1"); o.code != 1 || !strings.Contains(o.err, "commit sandbox "+id+": the tier container cannot") {
 		t.Errorf("commit on the fake tier: %+v", o)
 	}
 	ok(t, "rm", "work")

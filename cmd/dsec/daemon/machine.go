@@ -27,9 +27,9 @@ import (
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/container"
+	"github.com/opendsec/dsec/runtime/gvisor"
 	"github.com/opendsec/dsec/runtime/microvm"
 	"github.com/opendsec/dsec/runtime/microvm/qemu"
-	"github.com/opendsec/dsec/runtime/gvisor"
 )
 
 // machine is what sandboxes of the container tier are made of.
@@ -44,7 +44,7 @@ type machine struct {
 	egress  *egress.Client // that looks at those they say; nil: nothing that a name alone opens passes on ports 80 and 443
 	tier    *container.Runtime
 	vms     *microvm.Runtime
-	driver  *qemu.Driver // of its machines; nil: none was needed yet
+	driver  *qemu.Driver    // of its machines; nil: none was needed yet
 	gvisor  *gvisor.Runtime // containers behind a kernel of their own
 
 	packages *mirror.Attendance // nil: no mirror is served
