@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What isolation "gvisor" costs beside a plain container, in rounds that take turns.
+"""What isolation "gvisor" and the tier "microvm" cost beside a plain container, in rounds that take turns.
 
     isolation.py --base TAG [--rounds 3] [--each 10] [--state DIR]
 
@@ -16,7 +16,8 @@ from pathlib import Path
 
 from libdsec import Client, Sandbox, Spec
 
-KINDS = ("", "gvisor")
+KINDS = ("", "gvisor", "microvm")
+NAMES = {"": "container", "gvisor": "gvisor", "microvm": "microvm"}
 WORK = {
     "system calls: dd of 200,000 bytes, one at a time": "dd if=/dev/zero of=/dev/null bs=1 count=200000 2>/dev/null",
     "processes: 200 of /bin/true, from a shell": "i=0; while [ $i -lt 200 ]; do /bin/true; i=$((i+1)); done",
@@ -54,7 +55,8 @@ def pss(box: Sandbox) -> float:
 
 
 def spec(base: str, isolation: str) -> Spec:
-    return Spec(base, isolation=isolation, oom="sandbox", cpu=2, memory="1GiB", pids=256, disk="512MiB")
+    tier, isolation = ("microvm", "") if isolation == "microvm" else ("container", isolation)
+    return Spec(base, tier=tier, isolation=isolation, oom="sandbox", cpu=2, memory="1GiB", pids=256, disk="512MiB")
 
 
 def timed(box: Sandbox, script: str) -> float:
@@ -81,12 +83,14 @@ def main() -> None:
         for _ in range(args.rounds):
             for kind in KINDS:
                 measure(client, args, kind, note)
-    print("| | container | gvisor | |\n|---|---|---|---|")
+    print("| | " + " | ".join(NAMES[k] for k in KINDS) + " |\n|---|" + "---|" * len(KINDS))
     for row, by in rows.items():
-        plain, behind = (statistics.median(by[k]) if by[k] else 0.0 for k in KINDS)
-        unit = "MiB" if "PSS" in row else "ms"
-        factor = 1 if unit == "MiB" else 1000
-        print(f"| {row} | {plain * factor:.1f} {unit} | {behind * factor:.1f} {unit} | {f'{behind / plain:.1f}x' if plain else ''} |")
+        unit, factor = ("MiB", 1) if "PSS" in row else ("ms", 1000)
+        medians = {k: statistics.median(v) * factor for k, v in by.items() if v}
+        cells = [f"{medians[k]:.1f} {unit}" if k in medians else "" for k in KINDS]
+        if plain := medians.get(""):
+            cells = [cells[0], *(f"{cell}, {medians[k] / plain:.1f}x" for cell, k in zip(cells[1:], KINDS[1:]))]
+        print(f"| {row} | " + " | ".join(cells) + " |")
 
 
 def measure(client: Client, args: argparse.Namespace, kind: str, note) -> None:  # type: ignore[no-untyped-def]
