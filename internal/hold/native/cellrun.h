@@ -144,19 +144,28 @@ static __attribute__((noreturn)) void become(struct run *u, int in, int out, int
 	leave(127);
 }
 
-/* A task of the zygote: it gets the way in here, the three ends, and what to do. */
+/* A task of the zygote: it gets the ways in here, the three ends, and what to do. */
 static void ask_zygote(int in, int out, int err)
 {
-	long self = sys2(__NR_pidfd_open, sys0(__NR_getpid), 0);
-	must("open cell", self);
+	static const char *names[] = { "/proc/self/ns/pid", "/proc/self/ns/mnt", "/proc/self/ns/ipc", "/proc/self/ns/net" };
+	int fds[8], n = 0;
+	for (; n < 4; n++) {
+		long fd = sys4(__NR_openat, AT_FDCWD, names[n], O_RDONLY | O_CLOEXEC, 0);
+		must("open cell", fd);
+		fds[n] = (int)fd;
+	}
 	long code = sys2(__NR_memfd_create, "call", 1 /* CLOEXEC */);
 	must("write call", code);
 	if (!write_all((int)code, payload, npayload))
 		broken("write call", -ENOSPC);
-	int fds[5] = { (int)self, in, out, err, (int)code };
+	fds[n++] = in;
+	fds[n++] = out;
+	fds[n++] = err;
+	fds[n++] = (int)code;
 	char go = 'G';
-	must("ask zygote", send_fds(ZYGOTE, &go, 1, fds, 5));
-	sys1(__NR_close, self);
+	must("ask zygote", send_fds(ZYGOTE, &go, 1, fds, n));
+	for (n = 0; n < 4; n++)
+		sys1(__NR_close, fds[n]);
 	sys1(__NR_close, code);
 }
 
