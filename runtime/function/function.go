@@ -147,7 +147,9 @@ func (e *Engine) Call(ctx context.Context, project string, c dsec.Call) (dsec.Ca
 		if e.cfg.Modules == nil {
 			return dsec.CallResult{}, dsec.Errorf(dsec.Unsupported, "call", string(c.Type), "this node has no place for modules")
 		}
-		return e.cfg.Modules.Call(ctx, c)
+		res, err := e.cfg.Modules.Call(ctx, c)
+		res.Node = e.cfg.Node
+		return res, err
 	}
 	if c.Type == dsec.CallPython && !utf8.Valid(c.Code) {
 		return dsec.CallResult{}, dsec.Errorf(dsec.Invalid, "validate call", "code", "is not UTF-8")
