@@ -79,14 +79,14 @@ type CallLimits struct {
 
 // Caps on a Call.
 const (
-	MaxCallBytes   = 32 << 20 // of all that comes with it
+	MaxCallBytes   = 24 << 20 // of all that comes with it
 	MaxCallFiles   = 1024
 	MaxCallArgs    = 1024
 	MaxCallOutputs = 32
 	MaxCallPattern = 512 // bytes of a pattern and of a path
 	MaxCallWall    = 10 * time.Minute
-	MaxCallOutput  = 16 << 20
-	MaxCallBack    = 32 << 20
+	MaxCallOutput  = 8 << 20
+	MaxCallBack    = 16 << 20
 	MaxCallPreload = 64
 	MinCallMemory  = 16 << 20
 	MinWasmMemory  = 64 << 10 // a page

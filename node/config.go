@@ -27,6 +27,8 @@ type Config struct {
 	Dir      string // of the ledger
 	Runtimes map[dsec.Tier]dsecruntime.Runtime
 	Store    layer.Store
+	// Functions opens the function tier, which the node closes; nil: there is none.
+	Functions func(dsecruntime.Source) dsecruntime.Caller
 
 	Add        Adder            // nil: Commit is Unsupported
 	Audit      *audit.Store     // evidence of what sandboxes did; nil: none is kept

@@ -25,6 +25,7 @@ const (
 	VerbCommit     = "commit"
 	VerbChanges    = "changes"
 	VerbGrade      = "grade"
+	VerbCall       = "call"
 	VerbFindings   = "findings"
 	VerbStats      = "stats"
 	VerbExec       = "exec"

@@ -140,7 +140,7 @@ func pathOf(env []string) (p string) {
 
 // environment is what a call sees: what nobody says, the image's, and its own.
 func environment(image []string, own map[string]string) []string {
-	all := map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/work", "LANG": "C.UTF-8", "USER": "nobody"}
+	all := map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/task", "LANG": "C.UTF-8", "USER": "nobody"}
 	for _, kv := range image {
 		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
 			all[k] = v

@@ -93,7 +93,7 @@ def settle(libc, setns_number, fds):
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     os.umask(0o022)
-    os.chdir("/work")
+    os.chdir("/task")
     # No rights any more, none that come back (no_new_privs is set), and no setns.
     zero = ctypes.c_ulong(0)
     check(libc.prctl(47, ctypes.c_ulong(4), zero, zero, zero))  # PR_CAP_AMBIENT, CLEAR_ALL
@@ -115,7 +115,7 @@ def open_streams(every=None):
 
 def execute(call):
     sys.argv = ["call"] + call["argv"]
-    sys.path.insert(0, "/work")
+    sys.path.insert(0, "/task")
     source = call["code"]
     linecache.cache["<call>"] = (len(source), None, source.splitlines(True), "<call>")
     try:

@@ -208,7 +208,7 @@ static long become_task(struct kfprog *filter, u64 keep)
  * the container with nothing on it that can be written. */
 static void make_view(void)
 {
-	static const char *dirs[] = { "/tmp", "/var", "/var/tmp", "/work" };
+	static const char *dirs[] = { "/tmp", "/var", "/var/tmp", "/task" };
 	struct mount_attr ro = { .attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID };
 	long e = sys1(__NR_unshare, CLONE_NEWNS);
 	if (e >= 0)

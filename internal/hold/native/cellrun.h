@@ -55,18 +55,18 @@ static void make_cell(u64 size, u64 inodes)
 	memcpy(at, more, 11);
 	*decimal(at + 11, inodes) = 0;
 	must("mount /proc", sys5(__NR_mount, "proc", "/proc", "proc", K_MS_WALLED, "subset=pid"));
-	must("mount /work", sys5(__NR_mount, "cell", "/work", "tmpfs", 2 | 4 /* nosuid, nodev */, options));
-	must("make /tmp", sys3(__NR_mkdirat, AT_FDCWD, "/work/t", 0));
-	must("make /dev/shm", sys3(__NR_mkdirat, AT_FDCWD, "/work/s", 0));
-	must("make /work", sys3(__NR_mkdirat, AT_FDCWD, "/work/w", 0755));
-	must("make /tmp", sys3(__NR_fchmodat, AT_FDCWD, "/work/t", 01777));
-	must("make /dev/shm", sys3(__NR_fchmodat, AT_FDCWD, "/work/s", 01777));
-	must("make /work", sys5(__NR_fchownat, AT_FDCWD, "/work/w", task_uid, task_gid, 0));
-	must("mount /tmp", sys5(__NR_mount, "/work/t", "/tmp", 0, K_MS_BIND, 0));
-	must("mount /var/tmp", sys5(__NR_mount, "/work/t", "/var/tmp", 0, K_MS_BIND, 0));
-	must("mount /dev/shm", sys5(__NR_mount, "/work/s", "/dev/shm", 0, K_MS_BIND, 0));
-	must("mount /work", sys5(__NR_mount, "/work/w", "/work", 0, K_MS_BIND, 0));
-	must("enter /work", sys1(__NR_chdir, "/work"));
+	must("mount /task", sys5(__NR_mount, "cell", "/task", "tmpfs", 2 | 4 /* nosuid, nodev */, options));
+	must("make /tmp", sys3(__NR_mkdirat, AT_FDCWD, "/task/t", 0));
+	must("make /dev/shm", sys3(__NR_mkdirat, AT_FDCWD, "/task/s", 0));
+	must("make /task", sys3(__NR_mkdirat, AT_FDCWD, "/task/w", 0755));
+	must("make /tmp", sys3(__NR_fchmodat, AT_FDCWD, "/task/t", 01777));
+	must("make /dev/shm", sys3(__NR_fchmodat, AT_FDCWD, "/task/s", 01777));
+	must("make /task", sys5(__NR_fchownat, AT_FDCWD, "/task/w", task_uid, task_gid, 0));
+	must("mount /tmp", sys5(__NR_mount, "/task/t", "/tmp", 0, K_MS_BIND, 0));
+	must("mount /var/tmp", sys5(__NR_mount, "/task/t", "/var/tmp", 0, K_MS_BIND, 0));
+	must("mount /dev/shm", sys5(__NR_mount, "/task/s", "/dev/shm", 0, K_MS_BIND, 0));
+	must("mount /task", sys5(__NR_mount, "/task/w", "/task", 0, K_MS_BIND, 0));
+	must("enter /task", sys1(__NR_chdir, "/task"));
 	if (flags & F_LOOPBACK)
 		must("set lo up", lo_up());
 }
@@ -446,7 +446,7 @@ static __attribute__((noreturn)) void cell(struct reader *r)
 	if (!res.flags && !res.status)
 		run(&u[1], 1);
 	if (globs[0]) {
-		long dir = sys4(__NR_openat, AT_FDCWD, "/work", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+		long dir = sys4(__NR_openat, AT_FDCWD, "/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
 		if (dir >= 0)
 			gather((int)dir, path, 0, 0);
 	}
