@@ -3,8 +3,8 @@ package function
 import (
 	"context"
 	_ "embed" // the zygote
-	"encoding/json"
 	"errors"
+	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -157,12 +157,20 @@ func environment(image []string, own map[string]string) []string {
 	return list
 }
 
-// snippet is what the zygote is told.
-type snippet struct {
-	Code string            `json:"code"`
-	Argv []string          `json:"argv"`
-	Env  map[string]string `json:"env"`
-	CPU  int64             `json:"cpu"` // seconds
+// payload is what the zygote is told, in words that end with a NUL: the seconds of CPU
+// time, how many arguments and they, how many variables beside its own and they, the code.
+func payload(c *dsec.Call) []byte {
+	word := func(b []byte, s string) []byte { return append(append(b, s...), 0) }
+	b := word(nil, strconv.FormatInt(max(1, int64((c.Limits.CPUTime+time.Second-1)/time.Second)), 10))
+	b = word(b, strconv.Itoa(len(c.Command)))
+	for _, a := range c.Command {
+		b = word(b, a)
+	}
+	b = word(b, strconv.Itoa(len(c.Env)))
+	for _, k := range slices.Sorted(maps.Keys(c.Env)) {
+		b = word(b, k+"="+c.Env[k])
+	}
+	return append(b, c.Code...)
 }
 
 // run makes of a call what happens in a cell.
@@ -180,14 +188,6 @@ func (b *box) run(c *dsec.Call) (runtime.CellRun, error) {
 		r.Command.Argv = c.Command
 		return r, nil
 	}
-	s := snippet{Code: string(c.Code), Argv: append([]string{}, c.Command...), Env: map[string]string{}, CPU: max(1, int64((l.CPUTime+time.Second-1)/time.Second))}
-	for _, kv := range r.Env {
-		k, v, _ := strings.Cut(kv, "=")
-		s.Env[k] = v
-	}
-	var err error
-	if r.Payload, err = json.Marshal(s); err != nil {
-		return r, dsec.E(dsec.Invalid, "encode call", "", err)
-	}
+	r.Payload = payload(c)
 	return r, nil
 }

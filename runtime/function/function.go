@@ -9,6 +9,7 @@
 package function
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -151,8 +152,8 @@ func (e *Engine) Call(ctx context.Context, project string, c dsec.Call) (dsec.Ca
 		res.Node = e.cfg.Node
 		return res, err
 	}
-	if c.Type == dsec.CallPython && !utf8.Valid(c.Code) {
-		return dsec.CallResult{}, dsec.Errorf(dsec.Invalid, "validate call", "code", "is not UTF-8")
+	if c.Type == dsec.CallPython && (!utf8.Valid(c.Code) || bytes.IndexByte(c.Code, 0) >= 0) {
+		return dsec.CallResult{}, dsec.Errorf(dsec.Invalid, "validate call", "code", "is not UTF-8, or holds a NUL")
 	}
 	res, err := e.once(ctx, project, &c)
 	if err != nil && ctx.Err() == nil && spoilt(err) {

@@ -59,7 +59,7 @@ func TestVerdicts(t *testing.T) {
 }
 
 func BenchmarkCalls(b *testing.B) {
-	for name, c := range map[string]dsec.Call{"native": shell("exit 0"), "true": {Type: dsec.CallExec, Command: []string{"/bin/true"}}, "python": python("print(1)")} {
+	for name, c := range map[string]dsec.Call{"native": shell("exit 0"), "true": {Type: dsec.CallExec, Command: []string{"/bin/true"}}, "python": python("print(1)"), "loopback": {Type: dsec.CallExec, Command: []string{"/bin/true"}, Network: dsec.CallLoopback}} {
 		b.Run(name, func(b *testing.B) {
 			w := newWorld(b)
 			w.call(b, c)

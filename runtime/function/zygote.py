@@ -1,41 +1,53 @@
 # The interpreter that waits (docs/formats/function.md, "the zygote"). It imports what
 # it is told to, says so, and forks one child for each call into the cell that it is
 # given. It keeps two rights that no call has: to enter what the server of cells makes.
-import array, atexit, builtins, ctypes, gc, json, linecache, os, resource, socket, struct, sys, threading, traceback
+# It has as little in it as it can: each page that a child writes to is copied for it.
+import _socket, atexit, builtins, ctypes, gc, os, resource, struct, sys
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+ZERO = ctypes.c_ulong(0)
+MODE_FILTER = ctypes.c_ulong(2)
+CLEAR_ALL = ctypes.c_ulong(4)
+HEADER, NOTHING = struct.pack("=Ii", 0x20080522, 0), bytes(24)
 
 
+def no_setns(number):
+    """A filter that takes away the one system call that the zygote has before others."""
+    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *i) for i in (
+        (0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000))))
+    return program, ctypes.create_string_buffer(struct.pack("@HP", 4, ctypes.addressof(program)))
 
-def main(setns_number, preload):
-    port = socket.socket(fileno=3)
-    libc = ctypes.CDLL(None, use_errno=True)
+
+def main(number, preload):
+    port = _socket.socket(fileno=3)
     try:
         for name in preload:
             __import__(name)
     except BaseException as e:
         port.send(("import %s: %s: %s" % (name, type(e).__name__, e)).encode()[:4000])
         os._exit(1)
-    warm(libc)
+    make_streams()
+    program, filter_ = no_setns(number)
+    warm(filter_)
+    port.send(b"R")
     gc.collect()
     gc.freeze()  # what is here is not written to by a child's collector
-    port.send(b"R")
     while True:
-        word, ancillary, _, _ = port.recvmsg(1, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC)
+        word, ancillary, _, _ = port.recvmsg(1, 64, _socket.MSG_CMSG_CLOEXEC)
         if not word:
             os._exit(0)
-        fds = array.array("i")
-        for _, _, data in ancillary:
-            fds.frombytes(data[: len(data) // 4 * 4])
+        fds = struct.unpack("=8i", ancillary[0][2][:32])
         try:
-            enter(libc, fds[0])  # of children only
+            check(LIBC.setns(fds[0], 0))  # of children only
             pid = os.fork()
         except OSError:
             pid = -1
         if pid == 0:
             try:
                 port.detach()
-                run(settle(libc, setns_number, fds))
-            except BaseException:
-                os.write(2, traceback.format_exc().encode())
+                run(settle(fds, filter_))
+            except BaseException as e:
+                os.write(2, ("enter cell: %r\n" % e).encode())
             finally:
                 os._exit(125)  # nothing of this program goes on in a child
         for fd in fds:
@@ -47,24 +59,32 @@ def main(setns_number, preload):
         port.send(struct.pack("=iIQQ", status, 0, cpu, memory))
 
 
-def warm(libc):
+def make_streams():
+    """Those of all children: of pipes, as theirs are, which take the place of these."""
+    r, w = os.pipe()
+    for fd, to in ((r, 0), (w, 1), (w, 2)):
+        os.dup2(fd, to)
+    os.close(r)
+    os.close(w)
+    sys.stdin = sys.__stdin__ = open(0, "r", encoding="utf-8", closefd=False)
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
+
+
+def warm(filter_):
     """Does once what every child does: what that makes, no child has to make again."""
-    zero, environment, streams = ctypes.c_ulong(0), dict(os.environ), (sys.stdin, sys.stdout, sys.stderr)
-    libc.prctl(3, zero, zero, zero, zero)  # PR_GET_DUMPABLE
-    libc.capset, libc.setns, ctypes.create_string_buffer(struct.pack("@HP", 4, 0)), b"".join([bytes(8)])
-    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-    os.environ.clear()
-    os.environ.update(environment)
+    LIBC.prctl(3, ZERO, ZERO, ZERO, ZERO)  # PR_GET_DUMPABLE
+    LIBC.capset, LIBC.setns, filter_
+    out, sys.stdout = sys.stdout, open(os.devnull, "w", encoding="utf-8")
     try:
-        call = json.loads(json.dumps({"code": "import sys\nfor i in range(3): print(f'{i}', [i], {i: (i,)}, 'x'.split())\n1/0", "argv": ["a"], "env": {}}))
-        open_streams(os.open(os.devnull, os.O_RDWR))
-        execute(call)
-        sys.stdout.flush()
-        sys.stdin.read()
+        exec(compile(b"import sys\nfor i in range(3): print(f'{i}', [i], {i: (i,)}, sum([i]), 'x'.split())", "<call>", "exec"), space())
     finally:
-        sys.stdin, sys.stdout, sys.stderr = streams
-        linecache.cache.clear()
-        sys.path[:1] = []
+        sys.stdout.close()
+        sys.stdout = out
+
+
+def space():
+    return {"__name__": "__main__", "__builtins__": builtins}
 
 
 def check(ok):
@@ -72,78 +92,66 @@ def check(ok):
         raise OSError(ctypes.get_errno(), "enter cell")
 
 
-def enter(libc, fd):
-    check(libc.setns(fd, 0))
-
-
-def settle(libc, setns_number, fds):
+def settle(fds, filter_):
     """Goes into the cell for good: afterwards this process is a task like all others."""
     _, mnt, ipc, net, stdin, stdout, stderr, code = fds
-    for fd, to in ((stdin, 0), (stdout, 1), (stderr, 2)):
-        os.dup2(fd, to)
-    for fd in (mnt, ipc, net):
-        enter(libc, fd)
+    os.dup2(stdin, 0)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    check(LIBC.setns(mnt, 0))
+    check(LIBC.setns(ipc, 0))
+    check(LIBC.setns(net, 0))
     os.setsid()
-    size = os.fstat(code).st_size
-    call = json.loads(os.pread(code, size, 0))
+    cpu, *call = os.pread(code, os.fstat(code).st_size, 0).split(b"\0")
     os.closerange(3, 1 << 16)
-    with open("/proc/self/oom_score_adj", "w") as f:
-        f.write("900")
-    resource.setrlimit(resource.RLIMIT_CPU, (call["cpu"], call["cpu"] + 1))
+    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(score, b"900")
+    os.close(score)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(cpu), int(cpu) + 1))
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     os.umask(0o022)
     os.chdir("/task")
     # No rights any more, none that come back (no_new_privs is set), and no setns.
-    zero = ctypes.c_ulong(0)
-    check(libc.prctl(47, ctypes.c_ulong(4), zero, zero, zero))  # PR_CAP_AMBIENT, CLEAR_ALL
-    check(libc.capset(struct.pack("=Ii", 0x20080522, 0), bytes(24)))
-    program = b"".join(struct.pack("=HBBI", *i) for i in (
-        (0x20, 0, 0, 0), (0x15, 0, 1, setns_number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)))
-    memory = ctypes.create_string_buffer(program)
-    prog = struct.pack("@HP", 4, ctypes.addressof(memory))
-    check(libc.prctl(22, ctypes.c_ulong(2), ctypes.create_string_buffer(prog), zero, zero))  # PR_SET_SECCOMP, FILTER
+    check(LIBC.prctl(47, CLEAR_ALL, ZERO, ZERO, ZERO))  # PR_CAP_AMBIENT
+    check(LIBC.capset(HEADER, NOTHING))
+    check(LIBC.prctl(22, MODE_FILTER, filter_, ZERO, ZERO))  # PR_SET_SECCOMP
     return call
 
 
-def open_streams(every=None):
-    fds = (0, 1, 2) if every is None else (every,) * 3
-    sys.stdin = sys.__stdin__ = open(fds[0], "r", encoding="utf-8", closefd=False)
-    sys.stdout = sys.__stdout__ = open(fds[1], "w", encoding="utf-8", closefd=False)
-    sys.stderr = sys.__stderr__ = open(fds[2], "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
-
-
-def execute(call):
-    sys.argv = ["call"] + call["argv"]
-    sys.path.insert(0, "/task")
-    source = call["code"]
-    linecache.cache["<call>"] = (len(source), None, source.splitlines(True), "<call>")
-    try:
-        exec(compile(source, "<call>", "exec"), {"__name__": "__main__", "__builtins__": builtins})
-    except SystemExit as e:
-        if e.code is None or isinstance(e.code, int):
-            return e.code or 0
-        print(e.code, file=sys.stderr)
-        return 1
-    except BaseException as e:
-        traceback.print_exception(type(e), e, e.__traceback__ and e.__traceback__.tb_next)
-        return 1
-    return 0
-
-
 def run(call):
-    os.environ.clear()
-    os.environ.update(call["env"])
-    open_streams()
-    status = execute(call)
+    """What there is: as many arguments as the first says, variables likewise, the code."""
+    n = int(call[0])
+    sys.argv = ["call"] + [os.fsdecode(a) for a in call[1:n + 1]]
+    m = n + 2 + int(call[n + 1])
+    for pair in call[n + 2:m]:
+        k, _, v = pair.partition(b"=")
+        os.environb[k] = v
+    sys.path.insert(0, "/task")
+    status = execute(call[m])
     try:
-        if threading.active_count() > 1:
-            threading._shutdown()
+        threads = sys.modules.get("threading")
+        if threads:
+            threads._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
     except BaseException:
         status = status or 120
     os._exit(status & 0xFF)
+
+
+def execute(source):
+    try:
+        exec(compile(source, "<call>", "exec"), space())
+    except SystemExit as e:
+        if e.code is None or isinstance(e.code, int):
+            return e.code or 0
+        sys.stderr.write("%s\n" % (e.code,))
+        return 1
+    except BaseException as e:
+        sys.__excepthook__(type(e), e, e.__traceback__ and e.__traceback__.tb_next)
+        return 1
+    return 0
 
 
 main(int(sys.argv[1]), sys.argv[2:])

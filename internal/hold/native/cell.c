@@ -283,7 +283,13 @@ static void serve(struct reader *r)
 {
 	u64 net = flags & F_LOOPBACK ? CLONE_NEWNET : 0;
 	i32 status = -1;
+	struct ktime pause = { 0, 2000000 };
 	long pid = fork_with(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | net);
+	/* Of networks so many are allowed, and the kernel takes its time to remove old ones. */
+	for (int i = 0; pid == -ENOSPC && i < 1000; i++) {
+		sys4(__NR_ppoll, 0, 0, &pause, 0);
+		pid = fork_with(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | net);
+	}
 	if (pid == 0)
 		cell(r);
 	if (pid < 0)
