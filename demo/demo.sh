@@ -24,7 +24,8 @@ end() {
 trap end EXIT
 trap 'exit 130' INT TERM
 
-demo/workspace.sh "$cache/workspace"
+tier=${TIER:-container}
+[ "$tier" != container ] || demo/workspace.sh "$cache/workspace"
 if [ -z "${BASE:-}" ]; then
   demo/base.sh "$cache/base.tar"
   BASE=$cache/base.tar
@@ -43,6 +44,10 @@ done
 
 echo "demo: making the layers"
 "$dsec" image import "$BASE" --tag base
+if [ "$tier" != container ]; then # a file of its own for each other tier
+  "$PYTHON" "demo/$tier.py" --base base --dsec "$dsec" --n "${N:-10000}"
+  exit
+fi
 "$dsec" layer build --from "$cache/workspace" --at /repo --owner 0 --tag workspace
 "$dsec" layer build --from demo/harness --at /opt/harness --owner 0 --tag toolkit
 
