@@ -90,6 +90,11 @@ func New(c Config) *Engine {
 // Close ends the calls at work and removes every container.
 func (e *Engine) Close() error {
 	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		e.work.Wait()
+		return nil
+	}
 	e.closed = true
 	var idle []*box
 	for _, p := range e.pools {

@@ -59,15 +59,21 @@ func (e *Engine) take(ctx context.Context, project string, c *dsec.Call) (*box, 
 	if err := e.refresh(ctx, p); err != nil {
 		return nil, err
 	}
+	var full error // why no more can be made now; then what there is has to do
 	for {
-		b, w, err := e.tryTake(p)
+		b, w, err := e.tryTake(p, full)
 		switch {
 		case err != nil:
 			return nil, err
 		case b != nil:
 			return b, nil
 		case w == nil:
-			return e.make(ctx, p, c)
+			b, err := e.make(ctx, p, c)
+			if dsec.ClassOf(err) == dsec.ResourceExhausted {
+				full = err
+				continue
+			}
+			return b, err
 		}
 		select {
 		case b, open := <-w.turn:
@@ -98,7 +104,7 @@ func (e *Engine) pool(project string, c *dsec.Call) *pool {
 
 // tryTake returns a container, or a place in the queue; neither: the caller is to make
 // one, which is counted already.
-func (e *Engine) tryTake(p *pool) (*box, *waiter, error) {
+func (e *Engine) tryTake(p *pool, full error) (*box, *waiter, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -109,7 +115,10 @@ func (e *Engine) tryTake(p *pool) (*box, *waiter, error) {
 		p.idle = p.idle[:n-1]
 		return b, nil, nil
 	}
-	if p.live < e.cfg.PerPool && (e.live < e.cfg.Most || e.evictLocked()) {
+	if full != nil && p.live == 0 {
+		return nil, nil, full
+	}
+	if full == nil && p.live < e.cfg.PerPool && (e.live < e.cfg.Most || e.evictLocked()) {
 		p.live++
 		e.live++
 		return nil, nil, nil
