@@ -101,6 +101,12 @@ func TestPools(t *testing.T) {
 			t.Errorf("%d containers, want 2", len(in))
 		}
 	})
+}
+
+// TestPoolsOfOneNode has several, of which not all have room.
+func TestPoolsOfOneNode(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.PerPool, c.Most = 2, 3 })
+	ctx := context.Background()
 	t.Run("another pool gets the place of who waits", func(t *testing.T) {
 		for _, l := range []int64{64 << 20, 65 << 20, 66 << 20, 67 << 20} {
 			c := shell("true")

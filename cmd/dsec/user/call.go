@@ -145,6 +145,9 @@ prints everything; files come back all the same.`,
   dsec call --image gcc:14 --file main.c --compile 'gcc -O2 -o main main.c' --stdin 1.in --expect 1.out --cpu-time 1s -- ./main
   dsec call --wasm tool.wasm --stdin data.json -- --pretty`,
 		Args: cobra.ArbitraryArgs,
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveDefault // programs of an image, arguments of a module
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			k, err := f.build(c, args)
 			if err != nil {
@@ -169,6 +172,7 @@ prints everything; files come back all the same.`,
 		},
 	}
 	f.register(c)
+	_ = c.RegisterFlagCompletionFunc("image", completeLayers) // the flag was made above
 	return c
 }
 
