@@ -219,6 +219,10 @@ static void make_view(void)
 		if ((e = sys3(__NR_mkdirat, AT_FDCWD, dirs[i], 0755)) < 0 && e != -EEXIST)
 			broken(dirs[i], e);
 	sys2(__NR_umount2, "/dev/mqueue", K_MNT_DETACH); /* of this container's, which outlives calls */
+	/* Each cell has a /proc of its own, for which the kernel wants to see one here, anywhere:
+	 * one that cells cover stands for the container's, whose masks each would copy. */
+	if (sys5(__NR_mount, "proc", "/task", "proc", K_MS_WALLED, "subset=pid") >= 0)
+		sys2(__NR_umount2, "/proc", K_MNT_DETACH);
 	if ((e = sys5(__NR_mount_setattr, AT_FDCWD, "/", AT_REC, &ro, sizeof ro)) < 0)
 		broken("make root read-only", e);
 	sys1(__NR_chdir, "/");
