@@ -185,4 +185,9 @@ func (c *cells) alone(ctx context.Context) bool {
 }
 
 // Close ends the server, and with it whatever it has made.
-func (c *cells) Close() error { return c.conn.Close() }
+func (c *cells) Close() error {
+	if err := c.conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return dsec.E(dsec.Internal, "close cells of sandbox", string(c.id), err)
+	}
+	return nil
+}

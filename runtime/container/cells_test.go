@@ -111,7 +111,7 @@ func TestLoopbackIsACellsOwn(t *testing.T) {
 	w := newWorld(t)
 	_, c := w.cells(t, runtime.CellSpec{Loopback: true})
 	for range 3 { // the port is free each time
-		end, err := c.Run(context.Background(), cellRun("sh", "-c", "(echo over lo | nc -l -p 4242 -s 127.0.0.1) & for i in 1 2 3 4 5 6 7 8 9 10; do nc 127.0.0.1 4242 </dev/null && exit 0; sleep 0.05; done; exit 1"))
+		end, err := c.Run(context.Background(), cellRun("sh", "-c", "(echo over lo | nc -l -p 4242) & for i in 1 2 3 4 5 6 7 8 9 10; do nc 127.0.0.1 4242 </dev/null && exit 0; sleep 0.05; done; exit 1"))
 		if err != nil || string(end.Stdout) != "over lo\n" || !end.Clean {
 			t.Fatalf("%+v %v %q %q", end.Command, err, end.Stdout, end.Stderr)
 		}

@@ -75,7 +75,6 @@ func uncompiled(x *runtime.CellExit, oom bool) string {
 }
 
 func verdict(c *dsec.Call, x *runtime.CellExit, oom bool) (dsec.Verdict, string) {
-	xcpu := x.Signal == int(syscall.SIGXCPU) || x.Signal == int(syscall.SIGKILL)
 	switch {
 	case x.Start != nil:
 		return dsec.VerdictRuntimeError, "the command did not start: " + x.Start.Error()
@@ -85,7 +84,7 @@ func verdict(c *dsec.Call, x *runtime.CellExit, oom bool) (dsec.Verdict, string)
 		return dsec.VerdictMemoryLimit, "the memory limit ended a process"
 	case x.TimedOut:
 		return dsec.VerdictTimeLimit, "it ran longer than limits.wall"
-	case x.CPU > c.Limits.CPUTime || xcpu && x.CPU >= c.Limits.CPUTime*9/10:
+	case x.CPU > c.Limits.CPUTime || x.Signal == int(syscall.SIGXCPU): // the kernel counts in its own way, and by the second
 		return dsec.VerdictTimeLimit, "it used more than limits.cpu_time"
 	case x.Signal != 0:
 		return dsec.VerdictRuntimeError, fmt.Sprintf("signal %d (%v) ended it", x.Signal, syscall.Signal(x.Signal))
