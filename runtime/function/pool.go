@@ -38,6 +38,7 @@ type pool struct {
 	// Of the engine's lock:
 	idle   []*box // the last one was used last
 	live   int    // with those at work and being made
+	users  int    // calls that look for a container here
 	made   int64
 	layers string    // that its containers have, so that a tag which has moved is noticed
 	looked time.Time // when that was
@@ -56,6 +57,7 @@ const freshFor = 2 * time.Second
 // take gets a container for a call: one that waits, a new one, or the next that is free.
 func (e *Engine) take(ctx context.Context, project string, c *dsec.Call) (*box, error) {
 	p := e.pool(project, c)
+	defer e.leavePool(p)
 	if err := e.refresh(ctx, p); err != nil {
 		return nil, err
 	}
@@ -99,7 +101,14 @@ func (e *Engine) pool(project string, c *dsec.Call) *pool {
 		p = &pool{key: k, refs: append([]dsec.LayerRef{c.Image}, c.Layers...)}
 		e.pools[k] = p
 	}
+	p.users++
 	return p
+}
+
+func (e *Engine) leavePool(p *pool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p.users--
 }
 
 // tryTake returns a container, or a place in the queue; neither: the caller is to make
@@ -271,7 +280,7 @@ func (e *Engine) expire() {
 				p.idle = slices.Delete(p.idle, 0, 1)
 				e.dropLocked(b)
 			}
-			if p.live == 0 && !slices.ContainsFunc(e.waiting, func(w *waiter) bool { return w.pool == p }) && time.Since(p.looked) > e.cfg.Idle {
+			if p.live == 0 && p.users == 0 {
 				delete(e.pools, k)
 			}
 		}
