@@ -24,6 +24,8 @@ type Worker interface {
 type Contender struct {
 	Name   string
 	Worker func(index int) (Worker, error)
+	// Times as many cycles make a round of it that is not over at once; 0: once.
+	Times int
 }
 
 // Options of Run.
@@ -62,7 +64,7 @@ func Run(ctx context.Context, contenders []Contender, o Options) ([]Sample, erro
 			for i := range contenders {
 				// The order turns each round: what runs first has a quieter machine.
 				k := contenders[(i+round)%len(contenders)]
-				s, err := oneRound(ctx, k, c, o.Cycles)
+				s, err := oneRound(ctx, k, c, o.Cycles*max(k.Times, 1))
 				if err != nil {
 					return out, fmt.Errorf("bench %s at concurrency %d: %w", k.Name, c, err)
 				}

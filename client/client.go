@@ -57,6 +57,7 @@ type Client struct {
 	dial    func(ctx context.Context) (net.Conn, error)
 
 	sandboxes dsecv1connect.SandboxesClient
+	functions dsecv1connect.FunctionsClient
 	commands  dsecv1connect.CommandsClient
 	events    dsecv1connect.EventsClient
 	files     dsecv1connect.FilesClient
@@ -119,6 +120,7 @@ func (c *Client) services() {
 	c.commands = dsecv1connect.NewCommandsClient(c.http, base, opts...)
 	c.events = dsecv1connect.NewEventsClient(c.http, base, opts...)
 	c.files = dsecv1connect.NewFilesClient(c.http, base, opts...)
+	c.functions = dsecv1connect.NewFunctionsClient(c.http, base, opts...)
 	c.layers = dsecv1connect.NewLayersClient(c.http, base, opts...)
 	c.system = dsecv1connect.NewSystemClient(c.http, base, opts...)
 	c.keys = dsecv1connect.NewKeysClient(c.http, base, opts...)
@@ -143,6 +145,7 @@ var longCalls = map[string]time.Duration{
 	dsecv1connect.SandboxesCreateProcedure: 6 * time.Minute, dsecv1connect.SandboxesStartProcedure: 6 * time.Minute,
 	dsecv1connect.SandboxesStopProcedure: 6 * time.Minute, dsecv1connect.SandboxesDeleteProcedure: 6 * time.Minute,
 	dsecv1connect.SandboxesCommitProcedure: 31 * time.Minute, dsecv1connect.SandboxesGradeProcedure: 31 * time.Minute, dsecv1connect.CommandsExecProcedure: 11 * time.Minute,
+	dsecv1connect.FunctionsCallProcedure: 31 * time.Minute,
 }
 
 func (a auth) set(h http.Header) {

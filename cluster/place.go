@@ -98,3 +98,27 @@ func (c *Cluster) unplace(id dsec.NodeID) {
 		m.inFlight--
 	}
 }
+
+// CallFunction has a node with the function tier make a stateless call. A node that
+// refuses, or surely did not hear, is passed over for the next, as in Create.
+func (c *Cluster) CallFunction(ctx context.Context, project string, req *dsecv1.CallRequest, resp *dsecv1.CallResponse) error {
+	key := project + "/call/" + req.CallId
+	r := scheduler.Request{Tier: dsec.TierFunction}
+	var last error
+	for range scheduler.MaxTries {
+		id, err := c.choose(key, r, last == nil)
+		if err != nil {
+			if last != nil {
+				return last
+			}
+			return err
+		}
+		err = c.Call(ctx, id, wire.VerbCall, project, req, resp)
+		c.unplace(id)
+		if err == nil || dsec.ClassOf(err) != dsec.ResourceExhausted && !errors.Is(err, errUnheard) {
+			return err
+		}
+		r.Exclude, last = append(r.Exclude, id), err
+	}
+	return last
+}

@@ -185,6 +185,8 @@ type Filter struct {
 	// Listed is for commands of which only listed files may be started (PathRules):
 	// landlock knows files of a disk, and would let be what is in memory only.
 	Listed bool
+	Local  bool // of sockets only those of AF_UNIX, whose state ends with the processes
+	Enter  bool // setns is allowed, which whoever has no rights can do nothing with
 }
 
 var programs sync.Map // Filter → []byte
@@ -198,6 +200,9 @@ func Program(p Profile, a Arch) ([]byte, error) { return Filter{Profile: p, Arch
 // (MFD_NOEXEC_SEAL, Linux 6.3); without it is refused, by which programs take a file.
 var sealedMemory = rule{clauses: []clause{{label: "MFD_NOEXEC_SEAL", tests: []test{{arg: 1, mask: 8, value: 8}}, action: allowed}},
 	otherwise: refuse(eACCES, "a program in memory is none of those that may be started", "MFD_NOEXEC_SEAL works")}
+
+var localSockets = rule{clauses: []clause{{"AF_UNIX", []test{isValue(0, afUnix)}, allowed}},
+	otherwise: refuse(eAFNOSUPPORT, "what other sockets leave behind may outlive a call", `network="loopback" gives each call a network of its own`)}
 
 // Program is like the function of that name.
 func (f Filter) Program() ([]byte, error) {
@@ -218,6 +223,15 @@ func (f Filter) Program() ([]byte, error) {
 	if f.Listed {
 		rules = maps.Clone(rules)
 		rules["memfd_create"] = sealedMemory
+	}
+	if f.Local || f.Enter {
+		rules = maps.Clone(rules)
+	}
+	if f.Local {
+		rules["socket"] = localSockets
+	}
+	if f.Enter {
+		rules["setns"] = rule{otherwise: allowed}
 	}
 	code := compile(m, rules)
 	if len(code) > 4096 {

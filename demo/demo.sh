@@ -2,8 +2,8 @@
 # The main job on real input: starts dsec, makes the three layers of an
 # environment, runs N rollouts in sandboxes of it through libdsec, and ends
 # everything. N=200, BASE= any OCI reference, layout or tar instead of Debian, TIER=
-# container or microvm, which is emulated where there is no KVM, and then does fewer;
-# ISOLATION=gvisor runs fewer of them, beside plain containers.
+# container, function (stateless calls), or microvm, which is emulated where there is no KVM
+# and then does fewer; ISOLATION=gvisor runs fewer of them, beside plain containers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dsec=$PWD/bin/dsec
@@ -26,6 +26,7 @@ end() {
 trap end EXIT
 trap 'exit 130' INT TERM
 
+TIER=${TIER:-container}
 demo/workspace.sh "$cache/workspace"
 if [ -z "${BASE:-}" ]; then
   demo/base.sh "$cache/base.tar"
@@ -33,7 +34,6 @@ if [ -z "${BASE:-}" ]; then
 fi
 
 echo "demo: starting dsec (gateway, scheduler, node agent, NATS), data in $state"
-TIER=${TIER:-container}
 node='{}'
 case $TIER,${ISOLATION:-} in
 container,) N=${N:-200} ;;
@@ -43,7 +43,8 @@ microvm,)
   go run ./e2e/vm/fetch "$PWD/.cache/vm"
   node=$(printf '{"kernel_cache": "%s"}' "$PWD/.cache/vm")
   ;;
-*) echo "demo: TIER=$TIER ISOLATION=${ISOLATION:-}: want container, microvm, or container with gvisor" >&2; exit 2 ;;
+function,) N=${N:-10000} ;;
+*) echo "demo: TIER=$TIER ISOLATION=${ISOLATION:-}: want container, microvm, function, or container with gvisor" >&2; exit 2 ;;
 esac
 printf '{"gateway": {"listen": ""}, "node": %s}' "$node" >"$state/dsec.yaml"
 where=("${where[@]/\/dev\/null/$state/dsec.yaml}")
@@ -57,6 +58,10 @@ done
 
 echo "demo: making the layers"
 "$dsec" image import "$BASE" --tag base
+if [ "$TIER" = function ]; then
+  "$PYTHON" demo/function.py --base base --dsec "$dsec" --n "$N"
+  exit
+fi
 "$dsec" layer build --from "$cache/workspace" --at /repo --owner 0 --tag workspace
 "$dsec" layer build --from demo/harness --at /opt/harness --owner 0 --tag toolkit
 

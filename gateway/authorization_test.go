@@ -31,7 +31,7 @@ const (
 // authorization of everything that the gateway answers to a key. A method that
 // is not here fails the test: say who may call it.
 var authorization = map[string]string{
-	"Sandboxes/Create": project, "Sandboxes/CreateMany": project, "Sandboxes/List": project,
+	"Functions/Call": project, "Sandboxes/Create": project, "Sandboxes/CreateMany": project, "Sandboxes/List": project,
 	"Sandboxes/Get": owner, "Sandboxes/Start": owner, "Sandboxes/Stop": owner, "Sandboxes/Delete": owner, "Sandboxes/Pause": owner,
 	"Sandboxes/Resume": owner, "Sandboxes/Fork": owner, "Sandboxes/Renew": owner, "Sandboxes/SetNetwork": owner, "Sandboxes/SetPhase": owner, "Sandboxes/Egress": owner, "Sandboxes/Commit": owner, "Sandboxes/Changes": owner, "Sandboxes/Stats": owner, "Sandboxes/Audit": owner, "Sandboxes/Findings": owner, "Sandboxes/Grade": owner,
 	"Commands/Exec": owner, "Commands/WriteStdin": owner, "Commands/CloseStdin": owner, "Commands/Signal": owner,

@@ -34,6 +34,8 @@ import (
 type Cluster interface {
 	// Create places a sandbox and has it made.
 	Create(ctx context.Context, project string, spec *dsecv1.Spec) (*dsecv1.Sandbox, error)
+	// CallFunction has some node make a stateless call.
+	CallFunction(ctx context.Context, project string, req *dsecv1.CallRequest, resp *dsecv1.CallResponse) error
 	// Call does one control call on a node; resp may be nil.
 	Call(ctx context.Context, node dsec.NodeID, verb, project string, req, resp proto.Message) error
 	// Stream opens a stream of frames from a node.
@@ -95,6 +97,7 @@ type Gateway struct {
 	http    *http.Server
 	metrics *metrics
 	quota   quota
+	calls   callQuota
 	atWork  atomic.Int64 // requests
 	streams sessions
 	ports   *http.Transport

@@ -27,6 +27,7 @@ func (g *Gateway) handler() http.Handler {
 	mount(dsecv1connect.NewEventsHandler(&events{g}, one...))
 	mount(dsecv1connect.NewFilesHandler(&fileService{g}, one...))
 	mount(dsecv1connect.NewLayersHandler(&layers{g}, one...))
+	mount(dsecv1connect.NewFunctionsHandler(&functions{g}, many...))
 	mount(dsecv1connect.NewSystemHandler(&system{g}, one...))
 	mount(dsecv1connect.NewKeysHandler(&keys{g}, one...))
 	for pattern, fn := range g.raw() {
@@ -152,7 +153,7 @@ func knownMethod(path string) bool {
 }
 
 var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Fork", "Renew", "SetNetwork", "Egress", "SetPhase",
-	"Commit", "Changes", "Stats", "Audit", "Findings", "Grade", "Exec", "WriteStdin", "CloseStdin", "Signal", "Kill", "Resize", "Wait", "Output", "Kept", "Release",
+	"Commit", "Changes", "Stats", "Audit", "Findings", "Grade", "Call", "Exec", "WriteStdin", "CloseStdin", "Signal", "Kill", "Resize", "Wait", "Output", "Kept", "Release",
 	"Open", "Subscribe", "Unsubscribe", "Ack", "Stat", "Mkdir", "Move", "Remove", "SetAttr", "Watch", "Import", "Build",
 	"Inspect", "Tag", "Ensure", "CreateTemplate", "Merge", "Trace", "Repack", "Evict", "OnDemand", "Info", "Nodes", "Doctor", "Revoke"}
 

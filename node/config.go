@@ -28,6 +28,8 @@ type Config struct {
 	Runtimes map[dsec.Tier]dsecruntime.Runtime
 	Isolated map[dsec.Isolation]dsecruntime.Runtime // of the container tier, with an isolation of its own; nil: none
 	Store    layer.Store
+	// Functions opens the function tier, which the node closes; nil: there is none.
+	Functions func(dsecruntime.Source) dsecruntime.Caller
 
 	Add        Adder            // nil: Commit is Unsupported
 	Audit      *audit.Store     // evidence of what sandboxes did; nil: none is kept

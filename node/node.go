@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/runtime"
 )
 
 // Node implements Service, Inside and Watcher for one machine.
@@ -25,6 +26,9 @@ type Node struct {
 	wg       sync.WaitGroup // every goroutine
 
 	crashed bool // the agent before this one did not close; written by New only
+
+	functions runtime.Caller // nil: there is none; written by New only
+	calls     callMemory
 
 	mu        sync.RWMutex
 	boxes     map[dsec.SandboxID]*box
@@ -60,6 +64,9 @@ func New(cfg Config) (*Node, error) {
 		n.wg.Wait()
 		return nil, errors.Join(err, l.close())
 	}
+	if cfg.Functions != nil {
+		n.functions = cfg.Functions(&functionSource{n})
+	}
 	for _, rt := range cfg.runtimes() {
 		n.wg.Go(func() { n.receiveExits(rt) })
 	}
@@ -74,8 +81,12 @@ func (n *Node) Close() error {
 	n.draining = true
 	n.cancel(ErrClosed) // under the lock: spawn starts nothing after it
 	n.mu.Unlock()
+	var err error
+	if n.functions != nil {
+		err = n.functions.Close()
+	}
 	n.wg.Wait()
-	err := n.flush(putClean)
+	err = errors.Join(err, n.flush(putClean))
 	return errors.Join(err, n.ledger.close())
 }
 
@@ -96,6 +107,9 @@ func (n *Node) Load() Load {
 	l.Starting = n.starts.count()
 	for t := range n.cfg.Runtimes {
 		l.Tiers = append(l.Tiers, t)
+	}
+	if n.functions != nil {
+		l.Tiers = append(l.Tiers, dsec.TierFunction)
 	}
 	sort.Slice(l.Tiers, func(i, j int) bool { return l.Tiers[i] < l.Tiers[j] })
 	n.mu.RLock()

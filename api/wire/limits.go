@@ -85,7 +85,7 @@ const MaxOffset = 1 << 60
 
 // Check reports the first field of a request that is too long, or that no call
 // can mean, as an Invalid error that names the field. Spec and ExecSpec are passed
-// over: they have a Validate each, and one bad item of a CreateMany fails only
+// over, and a CallRequest: they have a Validate each, and one bad item of a CreateMany fails only
 // itself.
 func Check(m proto.Message) error { return checkMessage("", m.ProtoReflect()) }
 
@@ -97,7 +97,7 @@ func checkMessage(path string, m protoreflect.Message) (err error) {
 		return nil
 	}
 	switch m.Descriptor().FullName() {
-	case "dsec.v1.Spec", "dsec.v1.ExecSpec":
+	case "dsec.v1.Spec", "dsec.v1.ExecSpec", "dsec.v1.CallRequest":
 		return nil
 	}
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {

@@ -26,6 +26,7 @@ const (
 	VerbCommit     = "commit"
 	VerbChanges    = "changes"
 	VerbGrade      = "grade"
+	VerbCall       = "call"
 	VerbFindings   = "findings"
 	VerbStats      = "stats"
 	VerbExec       = "exec"

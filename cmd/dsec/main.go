@@ -11,11 +11,15 @@ import (
 	"syscall"
 
 	"github.com/opendsec/dsec/image/worker"
+	"github.com/opendsec/dsec/runtime/function/wasm"
 )
 
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == worker.Verb {
 		os.Exit(worker.Main())
+	}
+	if len(os.Args) > 1 && os.Args[1] == wasm.Verb {
+		os.Exit(wasm.Main(os.Args[2:]))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := newRoot().ExecuteContext(ctx)

@@ -97,3 +97,29 @@ func (g *Group) OOMKills() (n int64, err error) {
 	err = read([]reading{{d: d, file: file, key: "oom_kill", into: &n}})
 	return n, g.wrap("sample control group", err)
 }
+
+// Tasks counts the processes and threads in the group and below. Cheap.
+func (g *Group) Tasks() (n int64, err error) {
+	d, file := g.root.v1["pids"], g.name+"/pids.current"
+	if g.root.layout.version == V2 {
+		d, file = g.root.unified, g.path+"/pids.current"
+	}
+	err = read([]reading{{d: d, file: file, into: &n}})
+	return n, g.wrap("sample control group", err)
+}
+
+// NewPeak lets the peak of memory begin again at what is used now, and reports whether
+// the kernel can.
+func (g *Group) NewPeak() bool {
+	return g.root.layout.version != V2 && g.root.v1["memory"].write(g.name+"/memory.max_usage_in_bytes", "0") == nil
+}
+
+// Peak is the most memory since NewPeak. Cheap.
+func (g *Group) Peak() (n int64, err error) {
+	d, file := g.root.v1["memory"], g.name+"/memory.max_usage_in_bytes"
+	if g.root.layout.version == V2 {
+		d, file = g.root.unified, g.path+"/memory.peak"
+	}
+	err = read([]reading{{d: d, file: file, into: &n}})
+	return n, g.wrap("sample control group", err)
+}

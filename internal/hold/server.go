@@ -208,6 +208,13 @@ func (c *session) dispatch(f *frame) (any, []*os.File, error) {
 		}
 		sock, err := c.s.startFiles(w)
 		return nil, []*os.File{sock}, err
+	case opCells:
+		w, err := read[CellsSpec](f)
+		if err != nil {
+			return nil, nil, err
+		}
+		sock, err := c.s.startCells(w)
+		return nil, []*os.File{sock}, err
 	case opPlain:
 		w, err := read[wirePlain](f)
 		if err != nil {

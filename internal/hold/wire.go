@@ -72,6 +72,7 @@ const (
 	opFindPlain
 	opPlains
 	opKillPlain
+	opCells
 	opEnd // none
 )
 

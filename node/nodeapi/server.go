@@ -37,6 +37,7 @@ type Config struct {
 	Watcher node.Watcher
 	Auditor node.Auditor // nil: Audit is Unsupported
 	Layers  Layers
+	Caller  node.Caller // nil: Call is Unsupported
 	Doctor  func(ctx context.Context) []runtime.Report
 	Metrics http.Handler // Prometheus text; nil: NotFound
 

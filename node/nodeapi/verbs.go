@@ -34,6 +34,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbFindings:   unary(s.findings),
 		wire.VerbStats:      unary(s.stats),
 		wire.VerbGrade:      unary(s.grade),
+		wire.VerbCall:       unary(s.callFunction),
 		wire.VerbExec:       unary(s.exec),
 		wire.VerbWait:       unary(s.wait),
 		wire.VerbKept:       unary(s.kept),

@@ -87,7 +87,7 @@ wall and limit on. Rounds of the contenders are interleaved; read the ratios.`,
 				return withBed(c.Context(), &f, v.run)
 			}})
 	}
-	c.AddCommand(benchChunksVerb(&f), benchSetupVerb(&f), benchCacheVerb(&f), benchAuditVerb(&f))
+	c.AddCommand(benchChunksVerb(&f), benchSetupVerb(&f), benchCacheVerb(&f), benchAuditVerb(&f), benchFunctionVerb(&f))
 	return c
 }
 

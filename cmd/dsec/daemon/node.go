@@ -145,7 +145,7 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	}
 	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: a.runtimes(),
 		Isolated: map[dsec.Isolation]runtime.Runtime{dsec.IsolationGVisor: a.gvisor}, Store: a.store,
-		Add: a.store.Add, Audit: a.evidence.store, Judge: detect.Judge{}, MountRoots: s.Node.MountRoots,
+		Functions: a.functions(log), Add: a.store.Add, Audit: a.evidence.store, Judge: detect.Judge{}, MountRoots: s.Node.MountRoots,
 		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
 		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
 }
@@ -190,7 +190,7 @@ func (a *agent) serve(s *settings, o orders, log *slog.Logger) (*nodeapi.Server,
 	if err != nil {
 		return nil, err
 	}
-	return nodeapi.Open(nodeapi.Config{Node: a.id, Service: a.node, Inside: a.node, Watcher: a.node, Auditor: a.node, Layers: a.layers,
+	return nodeapi.Open(nodeapi.Config{Node: a.id, Service: a.node, Inside: a.node, Watcher: a.node, Auditor: a.node, Layers: a.layers, Caller: a.node,
 		Doctor:  func(ctx context.Context) []runtime.Report { return a.examine(ctx, s) },
 		Metrics: promhttp.HandlerFor(a.counts, promhttp.HandlerOpts{}),
 		NATS:    "nats://" + net.JoinHostPort("127.0.0.1", o.NATS), User: cluster.NodeUser(a.id), Password: cluster.NodePassword(o.Secret, a.id),

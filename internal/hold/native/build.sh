@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the forker, then dsec-hold with it inside, for both architectures, and the agent of guests, to
+# Builds the forker and the server of cells, then dsec-hold with them inside, for both architectures, and the agent of guests, to
 # where the Go packages embed them from. The other architecture's is left out,
 # with a notice, if its compiler is not installed.
 set -eu
@@ -23,6 +23,9 @@ for arch in amd64 arm64; do
 	# shellcheck disable=SC2086 # flags are words
 	"$cc" $flags -o "bin/forker-$arch.$$" forker.c
 	mv "bin/forker-$arch.$$" "bin/forker-$arch"
+	# shellcheck disable=SC2086
+	"$cc" $flags -o "bin/cell-$arch.$$" cell.c
+	mv "bin/cell-$arch.$$" "bin/cell-$arch"
 	hold=$root/internal/embedded/bin/dsec-hold-$arch
 	(cd "$root" && CGO_ENABLED=0 GOARCH=$arch go build -trimpath -ldflags "-s -w" -o "$hold.$$" ./cmd/dsec-hold)
 	mv "$hold.$$" "$hold"

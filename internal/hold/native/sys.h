@@ -17,6 +17,7 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef int i32;
+typedef long i64;
 typedef unsigned long u64;
 
 #ifdef __x86_64__
@@ -92,7 +93,7 @@ static long send_fds(int sock, void *p, u64 n, int *fds, int nfds)
 	return sys3(__NR_sendmsg, sock, &m, 0x4000 /* MSG_NOSIGNAL */);
 }
 
-static long recv_fds(int sock, void *p, u64 n, int *fds, int *nfds)
+static __attribute__((unused)) long recv_fds(int sock, void *p, u64 n, int *fds, int *nfds)
 {
 	struct kcmsg c = { 0, 0, 0, { 0 } };
 	struct kiovec v = { p, n };

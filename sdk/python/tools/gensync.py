@@ -30,7 +30,7 @@ import builtins
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence, cast
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence, cast
 
 import httpx
 
@@ -45,6 +45,7 @@ from ._process import AsyncOutputStream, AsyncProcess
 from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
+from .calls import Call, CallResult
 from .errors import DsecError
 from .network import Egress, NetworkRule
 from .phases import PhaseState

@@ -21,6 +21,7 @@ from ._sandbox import AsyncSandbox
 from ._session import AsyncSession
 from ._sync import Client, Files, Images, Layers, OutputStream, Port, Process, Sandbox, Session, Templates, Watch
 from ._watch import AsyncWatch
+from .calls import Call, CallResult
 from .errors import *  # noqa: F403
 from .network import Egress, EgressRow, NetworkRule, NetworkState
 from .phases import Phase, PhaseState
@@ -30,7 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient", "AsyncFiles", "AsyncImages", "AsyncLayers", "AsyncOutputStream", "AsyncPort", "AsyncProcess", "AsyncSandbox",
-    "AsyncSession", "AsyncTemplates", "AsyncWatch", "Client", "Creating", "Egress", "EgressRow", "Files", "Images", "Layers", "NetworkRule", "NetworkState", "OutputStream",
+    "AsyncSession", "AsyncTemplates", "AsyncWatch", "Call", "CallResult", "Client", "Creating", "Egress", "EgressRow", "Files", "Images", "Layers", "NetworkRule", "NetworkState", "OutputStream",
     "Phase", "PhaseState", "Port",
     "Process", "Sandbox", "Session", "Templates", "Watch",
     *errors.__all__, *types.__all__,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import itertools
 import os
 import random
 from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence, TypeVar
 
 import httpx
 
@@ -20,6 +21,7 @@ from ._mux import Mux
 from ._sandbox import AsyncSandbox
 from ._transport import Transport, error_of_detail, new_key
 from ._wire import Json
+from .calls import Call, CallResult
 from .errors import DsecError, NotEnough, Unavailable
 from .types import Diff, Event, Info, Node, SandboxInfo, Spec
 
@@ -303,6 +305,51 @@ class AsyncClient:
                     raise Unavailable("read past events of node", ", ".join(absent), "it does not answer")
                 return
             await self._pause(failures)
+
+    # Stateless calls.
+
+    async def call(self, call: Call, **fields: Any) -> CallResult:
+        """Makes a stateless call; fields of Call may follow.
+
+        Whatever the call itself does is in the result; an exception says that the platform
+        could not, or that the call cannot be made as it is. The same ``call_id`` again gives the same result for ten minutes.
+        """
+        return await self._called(call.with_(**fields) if fields else call, 0)
+
+    async def _called(self, call: Call, index: int) -> CallResult:
+        wait = (call.wall or 10) + (call.compile_time or 30) + 660
+        return CallResult.from_wire(await self._call("Functions/Call", call.wire(), timeout=wait), index)
+
+    async def map(self, call: Call, inputs: Iterable[bytes | str | Mapping[str, Any]], *, concurrency: int = 64) -> AsyncIterator[CallResult | DsecError]:
+        """Makes the call for each input, at most ``concurrency`` at a time, and gives the results as they come.
+
+        An input is bytes or text for stdin, or a mapping of fields of Call. What comes is a CallResult, or the
+        error why there is none; ``index`` of either is the number of its input. Inputs are taken as they are needed. Calls at
+        work when the iteration is left are ended.
+        """
+        if concurrency < 1:
+            raise ValueError(f"concurrency of {concurrency}")
+        rest = enumerate(inputs)
+
+        async def one(index: int, given: bytes | str | Mapping[str, Any]) -> CallResult | DsecError:
+            try:
+                return await self._called(call.given(given).with_(call_id=f"{call.call_id}.{index}" if call.call_id else ""), index)
+            except DsecError as e:
+                e.index = index
+                return e
+
+        working = {asyncio.ensure_future(one(i, v)) for i, v in itertools.islice(rest, concurrency)}
+        try:
+            while working:
+                done, working = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+                for i, v in itertools.islice(rest, len(done)):
+                    working.add(asyncio.ensure_future(one(i, v)))
+                for d in done:
+                    yield d.result()
+        finally:
+            for left in working:
+                left.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
 
     # The server.
 

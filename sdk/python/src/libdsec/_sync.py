@@ -6,7 +6,7 @@ import builtins
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence, cast
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence, cast
 
 import httpx
 
@@ -21,6 +21,7 @@ from ._process import AsyncOutputStream, AsyncProcess
 from ._sandbox import AsyncSandbox, Command
 from ._session import AsyncSession
 from ._watch import AsyncWatch
+from .calls import Call, CallResult
 from .errors import DsecError
 from .network import Egress, NetworkRule
 from .phases import PhaseState
@@ -126,6 +127,23 @@ class Client:
         ``follow`` the iteration ends there, with Unavailable if there are such nodes.
         """
         return self._portal.iterate(self._core.events(sandboxes=sandboxes, labels=labels, rollout_key=rollout_key, since=since, types=types, follow=follow, on_live=on_live))
+
+    def call(self, call: Call, **fields: Any) -> CallResult:
+        """Makes a stateless call; fields of Call may follow.
+
+        Whatever the call itself does is in the result; an exception says that the platform
+        could not, or that the call cannot be made as it is. The same ``call_id`` again gives the same result for ten minutes.
+        """
+        return self._portal.run(self._core.call(call, **fields))
+
+    def map(self, call: Call, inputs: Iterable[bytes | str | Mapping[str, Any]], *, concurrency: int=64) -> Iterator[CallResult | DsecError]:
+        """Makes the call for each input, at most ``concurrency`` at a time, and gives the results as they come.
+
+        An input is bytes or text for stdin, or a mapping of fields of Call. What comes is a CallResult, or the
+        error why there is none; ``index`` of either is the number of its input. Inputs are taken as they are needed. Calls at
+        work when the iteration is left are ended.
+        """
+        return self._portal.iterate(self._core.map(call, inputs, concurrency=concurrency))
 
     @property
     def layers(self) -> Layers:

@@ -1,0 +1,289 @@
+package function
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+// key is what the calls of one pool have in common.
+type key struct {
+	project string
+	refs    string
+	network dsec.CallNetwork
+	cpu     float64
+	memory  int64
+	pids    int64
+	python  bool
+	preload string
+}
+
+func keyOf(project string, c *dsec.Call) key {
+	refs := []string{string(c.Image)}
+	for _, l := range c.Layers {
+		refs = append(refs, string(l))
+	}
+	return key{project: project, refs: strings.Join(refs, "\x00"), network: c.Network, cpu: c.Limits.CPU, memory: c.Limits.Memory, pids: c.Limits.Pids,
+		python: c.Type == dsec.CallPython, preload: strings.Join(c.Preload, "\x00")}
+}
+
+// pool is the containers of one key.
+type pool struct {
+	key  key
+	refs []dsec.LayerRef
+
+	// Of the engine's lock:
+	idle   []*box // the last one was used last
+	live   int    // with those at work and being made
+	users  int    // calls that look for a container here
+	made   int64
+	layers string    // that its containers have, so that a tag which has moved is noticed
+	looked time.Time // when that was
+}
+
+// waiter is a call that waits for a container.
+type waiter struct {
+	pool *pool
+	turn chan *box // gets one, or nil: look again; closed: the engine is
+}
+
+// freshFor is how long it is believed that the references of a pool stand for the
+// same layers.
+const freshFor = 2 * time.Second
+
+// take gets a container for a call: one that waits, a new one, or the next that is free.
+func (e *Engine) take(ctx context.Context, project string, c *dsec.Call) (*box, error) {
+	p := e.pool(project, c)
+	defer e.leavePool(p)
+	if err := e.refresh(ctx, p); err != nil {
+		return nil, err
+	}
+	var full error // why no more can be made now; then what there is has to do
+	for {
+		b, w, err := e.tryTake(p, full)
+		switch {
+		case err != nil:
+			return nil, err
+		case b != nil:
+			return b, nil
+		case w == nil:
+			b, err := e.make(ctx, p, c)
+			if dsec.ClassOf(err) == dsec.ResourceExhausted {
+				full = err
+				continue
+			}
+			return b, err
+		}
+		select {
+		case b, open := <-w.turn:
+			if !open {
+				return nil, dsec.E(dsec.Unavailable, "call", "", errClosed)
+			}
+			if b != nil {
+				return b, nil
+			}
+		case <-ctx.Done():
+			e.leave(w)
+			return nil, dsec.E(dsec.ClassOf(ctx.Err()), "wait for a container", "", context.Cause(ctx))
+		}
+	}
+}
+
+func (e *Engine) pool(project string, c *dsec.Call) *pool {
+	k := keyOf(project, c)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p := e.pools[k]
+	if p == nil {
+		p = &pool{key: k, refs: append([]dsec.LayerRef{c.Image}, c.Layers...)}
+		e.pools[k] = p
+	}
+	p.users++
+	return p
+}
+
+func (e *Engine) leavePool(p *pool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p.users--
+}
+
+// tryTake returns a container, or a place in the queue; neither: the caller is to make
+// one, which is counted already.
+func (e *Engine) tryTake(p *pool, full error) (*box, *waiter, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, nil, dsec.E(dsec.Unavailable, "call", "", errClosed)
+	}
+	if n := len(p.idle); n > 0 {
+		b := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		return b, nil, nil
+	}
+	if full != nil && p.live == 0 {
+		return nil, nil, full
+	}
+	if full == nil && p.live < e.cfg.PerPool && (e.live < e.cfg.Most || e.evictLocked()) {
+		p.live++
+		e.live++
+		return nil, nil, nil
+	}
+	w := &waiter{pool: p, turn: make(chan *box, 1)}
+	e.waiting = append(e.waiting, w)
+	return nil, w, nil
+}
+
+// evictLocked removes the container that has waited longest, of whatever pool.
+func (e *Engine) evictLocked() bool {
+	var oldest *pool
+	for _, p := range e.pools {
+		if len(p.idle) > 0 && (oldest == nil || p.idle[0].since.Before(oldest.idle[0].since)) {
+			oldest = p
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	b := oldest.idle[0]
+	oldest.idle = slices.Delete(oldest.idle, 0, 1)
+	e.dropLocked(b)
+	return true
+}
+
+// dropLocked has a container removed that nobody will use any more.
+func (e *Engine) dropLocked(b *box) {
+	b.pool.live--
+	e.live--
+	e.work.Go(func() { e.destroy(b) })
+}
+
+// leave takes a call out of the queue. What it was given meanwhile goes on.
+func (e *Engine) leave(w *waiter) {
+	e.mu.Lock()
+	e.waiting = slices.DeleteFunc(e.waiting, func(o *waiter) bool { return o == w })
+	e.mu.Unlock()
+	select {
+	case b, open := <-w.turn:
+		if b != nil {
+			e.give(b, true)
+		} else if open {
+			e.mu.Lock()
+			e.wakeLocked()
+			e.mu.Unlock()
+		}
+	default:
+	}
+}
+
+// give takes a container back.
+func (e *Engine) give(b *box, clean bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	b.since = time.Now()
+	if !clean {
+		e.discarded.Add(1)
+	}
+	if !clean || e.closed || b.layers != b.pool.layers {
+		e.dropLocked(b)
+		e.wakeLocked()
+		return
+	}
+	// Who came first and has no container at all goes before the next of this pool.
+	if len(e.waiting) > 0 && e.waiting[0].pool != b.pool && e.waiting[0].pool.live == 0 {
+		e.dropLocked(b)
+		e.wakeLocked()
+		return
+	}
+	if i := slices.IndexFunc(e.waiting, func(w *waiter) bool { return w.pool == b.pool }); i >= 0 {
+		w := e.waiting[i]
+		e.waiting = slices.Delete(e.waiting, i, i+1)
+		w.turn <- b
+		return
+	}
+	b.pool.idle = append(b.pool.idle, b)
+	e.wakeLocked()
+}
+
+// wakeLocked has the first in the queue look again that could make a container now.
+func (e *Engine) wakeLocked() {
+	i := slices.IndexFunc(e.waiting, func(w *waiter) bool { return w.pool.live < e.cfg.PerPool })
+	if i < 0 {
+		return
+	}
+	w := e.waiting[i]
+	e.waiting = slices.Delete(e.waiting, i, i+1)
+	w.turn <- nil
+}
+
+// failed takes back the place of a container that was not made.
+func (e *Engine) failed(p *pool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p.live--
+	e.live--
+	e.wakeLocked()
+}
+
+// refresh looks now and then whether the references still mean what they did; what has
+// other layers serves no call that comes after.
+func (e *Engine) refresh(ctx context.Context, p *pool) error {
+	e.mu.Lock()
+	if p.layers == "" || time.Since(p.looked) < freshFor {
+		e.mu.Unlock()
+		return nil
+	}
+	p.looked = time.Now() // one looks, the others go on
+	e.mu.Unlock()
+	lease := string(dsec.NewSandboxID(e.cfg.Node))
+	set, err := e.cfg.Source.Acquire(ctx, p.key.project, lease, p.refs)
+	if err != nil {
+		return err
+	}
+	if err := e.cfg.Source.Release(context.WithoutCancel(ctx), lease); err != nil {
+		e.cfg.Log.Warn("release layers", "lease", lease, "err", err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.setLayersLocked(p, layersOf(set))
+	return nil
+}
+
+func (e *Engine) setLayersLocked(p *pool, layers string) {
+	if p.layers == layers {
+		return
+	}
+	p.layers, p.looked = layers, time.Now()
+	for _, b := range p.idle {
+		e.dropLocked(b)
+	}
+	p.idle = nil
+}
+
+// expire removes what nobody has used for a while.
+func (e *Engine) expire() {
+	tick := time.NewTicker(max(e.cfg.Idle/4, 10*time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-e.life.Done():
+			return
+		}
+		e.mu.Lock()
+		for k, p := range e.pools {
+			for len(p.idle) > 0 && time.Since(p.idle[0].since) > e.cfg.Idle {
+				b := p.idle[0]
+				p.idle = slices.Delete(p.idle, 0, 1)
+				e.dropLocked(b)
+			}
+			if p.live == 0 && p.users == 0 {
+				delete(e.pools, k)
+			}
+		}
+		e.mu.Unlock()
+	}
+}
