@@ -186,6 +186,9 @@ type Mount struct {
 	Overlay  Overlay      `json:"overlay"`
 	Defaults Defaults     `json:"defaults"`
 	Limits   Limits       `json:"limits"`
+	// Machine: the sandbox is the machine itself, as its own init made it; there are no mounts,
+	// no overlay and no namespaces. Only an agent that is not PID 1 takes it, and nothing else.
+	Machine bool `json:"machine,omitempty"`
 }
 
 // FileSystem is one mount below the agent's directory.
