@@ -32,8 +32,10 @@ type line struct {
 	shared     bool
 	slots      []int // one for each of the shape's
 	disk       int
-	tap        int // 0: an interface without a cable
-	cable      int // the end of a connection that stands for the tap
+	base       int  // of a machine with a firmware: what its disk stands on
+	incoming   bool // of such a one: it begins with a state
+	tap        int  // 0: an interface without a cable
+	cable      int  // the end of a connection that stands for the tap
 }
 
 // args is the command line. Nothing in it is a path but the firmware's, so that
@@ -44,6 +46,9 @@ type line struct {
 // and of the same sizes, as the one that it is of.
 func (l line) args() []string {
 	s := l.shape
+	if s.Firmware {
+		return l.deskArgs()
+	}
 	mib := s.Memory >> 20
 	a := []string{
 		"-name", "dsec-vm",

@@ -31,6 +31,8 @@ type machine struct {
 	free  func() // gives back its user, and what is kept of it
 	done  chan struct{}
 
+	resets chan struct{} // see vmm.Desk
+
 	adopted *owned // not started by this process, which may have missed something
 
 	op sync.Mutex // one change of the machine's state at a time
@@ -54,6 +56,12 @@ func (m *machine) run(out *os.File, mon *monitor) {
 
 // event is called by the monitor.
 func (m *machine) event(name string, data json.RawMessage) {
+	if name == "RESET" {
+		select {
+		case m.resets <- struct{}{}:
+		default: // it was told, and not heard yet
+		}
+	}
 	if name != "SHUTDOWN" {
 		return
 	}
