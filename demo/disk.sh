@@ -19,8 +19,8 @@ exec 9>"$(dirname "$out")/.disk.lock"
 flock 9
 
 mkdir "$work/files"
-CGO_ENABLED=0 go build -ldflags '-s -w' -o "$work/files/dsec-guest" ./cmd/dsec-guest
-CGO_ENABLED=0 go build -ldflags '-s -w' -o "$work/files/screen" ./demo/screen
+CGO_ENABLED=0 go build -buildvcs=false -ldflags '-s -w' -o "$work/files/dsec-guest" ./cmd/dsec-guest
+CGO_ENABLED=0 go build -buildvcs=false -ldflags '-s -w' -o "$work/files/screen" ./demo/screen
 inputs=$(cat demo/disk.sh "$work/files/dsec-guest" "$work/files/screen" | sha256sum | cut -d' ' -f1)
 [ -s "$out" ] && [ "$(cat "$out.inputs" 2>/dev/null)" = "$inputs" ] && exit 0
 

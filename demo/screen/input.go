@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 	"unsafe"
 )
@@ -14,6 +15,7 @@ import (
 type event struct {
 	kind, code uint16
 	value      int32
+	device     string // of which it is; with kind 0: it is there now
 }
 
 // Kinds and codes of linux/input.h.
@@ -52,6 +54,7 @@ func watchInputs(to chan<- event) {
 
 func readInput(f *os.File, to chan<- event) {
 	defer func() { _ = f.Close() }()
+	to <- event{device: nameOf(f)}
 	most := [2]int32{maximum(f, absX), maximum(f, absY)}
 	const size = 24
 	b := make([]byte, size)
@@ -59,7 +62,7 @@ func readInput(f *os.File, to chan<- event) {
 		if _, err := io.ReadFull(f, b); err != nil {
 			return
 		}
-		e := event{binary.NativeEndian.Uint16(b[16:]), binary.NativeEndian.Uint16(b[18:]), int32(binary.NativeEndian.Uint32(b[20:]))}
+		e := event{binary.NativeEndian.Uint16(b[16:]), binary.NativeEndian.Uint16(b[18:]), int32(binary.NativeEndian.Uint32(b[20:])), ""}
 		if e.kind == evAbs && e.code <= absY {
 			if most[e.code] == 0 {
 				continue
@@ -70,6 +73,17 @@ func readInput(f *os.File, to chan<- event) {
 			to <- e
 		}
 	}
+}
+
+// nameOf a device, as its driver has it.
+func nameOf(f *os.File) string {
+	var name [64]byte
+	const getName uintptr = 2<<30 | 64<<16 | 'E'<<8 | 0x06 // EVIOCGNAME
+	if err := ioctl(f, getName, unsafe.Pointer(&name[0])); err != nil {
+		return f.Name()
+	}
+	text, _, _ := strings.Cut(string(name[:]), "\x00")
+	return strings.ReplaceAll(text, " ", "_")
 }
 
 // maximum of an axis; 0: the device has none.

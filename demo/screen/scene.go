@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 )
 
 // Where things are. The tests know the same numbers.
@@ -37,6 +38,7 @@ type scene struct {
 	x, y    int
 	pressed bool
 	clicks  int
+	devices []string
 	turned  int // of the wheel
 	trace   []point
 
@@ -49,6 +51,8 @@ type scene struct {
 
 func (s *scene) handle(e event) {
 	switch {
+	case e.kind == 0:
+		s.devices = append(s.devices, e.device)
 	case e.kind == evAbs && e.code == absX:
 		s.x = int(int64(e.value) * int64(s.fb.width-1) / range1000)
 	case e.kind == evAbs && e.code == absY:
@@ -160,7 +164,7 @@ func (s *scene) draw() {
 // say writes what is on the screen, at once for who reads it.
 func (s *scene) say() {
 	s.numbered++
-	text := fmt.Sprintf("drawn=%d clicks=%d wheel=%d trace=%d x=%d y=%d text=%s\n", s.numbered, s.clicks, s.turned, len(s.trace), s.x, s.y, string(s.text))
+	text := fmt.Sprintf("drawn=%d clicks=%d wheel=%d trace=%d x=%d y=%d devices=%s text=%s\n", s.numbered, s.clicks, s.turned, len(s.trace), s.x, s.y, strings.Join(s.devices, ","), string(s.text))
 	if err := os.WriteFile(s.file+".new", []byte(text), 0o644); err == nil {
 		_ = os.Rename(s.file+".new", s.file) // a file that is missing is noticed
 	}

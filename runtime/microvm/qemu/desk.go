@@ -13,6 +13,18 @@ import (
 
 var _ vmm.Desk = (*machine)(nil)
 
+// Leave gives up a machine that outlives this process.
+func (m *machine) Leave() {
+	select {
+	case <-m.done:
+		return
+	default:
+	}
+	if m.rec != nil {
+		m.leave()
+	}
+}
+
 func (m *machine) Resets() <-chan struct{} { return m.resets }
 
 func (m *machine) Console() []byte { return m.said.bytes() }

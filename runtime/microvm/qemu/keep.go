@@ -134,17 +134,17 @@ func (e exitStatus) Error() string {
 	return fmt.Sprint("exit status ", e.code)
 }
 
-// spawn starts the QEMU of a machine. forget is called when it has ended, and says whether
-// nothing of it is left.
-func (d *Driver) spawn(ctx context.Context, name string, ident identity, ends map[string]*os.File, c Command) (p Process, forget func() bool, err error) {
+// spawn starts the QEMU of a machine. One with a name has a record, which is to be forgotten
+// when it has ended.
+func (d *Driver) spawn(ctx context.Context, name string, ident identity, ends map[string]*os.File, c Command) (p Process, rec *owned, err error) {
 	if name == "" {
 		p, err := d.cfg.Spawn(c)
-		return p, func() bool { return true }, err
+		return p, nil, err
 	}
 	if d.cfg.Keep == nil {
 		return nil, nil, dsec.Errorf(dsec.Unsupported, "start", "virtual machine "+name, "nothing keeps machines beyond this process")
 	}
-	rec, err := d.newRecord(record{Format: recordFormat, Name: name, UID: c.UID, Identity: ident})
+	rec, err = d.newRecord(record{Format: recordFormat, Name: name, UID: c.UID, Identity: ident})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -160,7 +160,7 @@ func (d *Driver) spawn(ctx context.Context, name string, ident identity, ends ma
 	if err != nil {
 		return nil, nil, errors.Join(err, d.forget(rec))
 	}
-	return p, func() bool { return d.forget(rec) == nil }, nil
+	return p, rec, nil
 }
 
 // forget removes what there is of a machine that has ended. If the hold does not answer, the

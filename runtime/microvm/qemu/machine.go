@@ -33,7 +33,8 @@ type machine struct {
 
 	resets chan struct{} // see vmm.Desk
 
-	adopted *owned // not started by this process, which may have missed something
+	rec     *owned // nil: it has no name
+	adopted bool   // not started by this process, which may have missed something
 
 	op sync.Mutex // one change of the machine's state at a time
 
@@ -118,7 +119,7 @@ func (m *machine) watch(heard <-chan struct{}) {
 		m.err = dsec.E(dsec.ClassOf(broken), "run", "virtual machine", broken)
 	case m.off != "":
 		m.err = dsec.Errorf(dsec.SandboxGone, "run", "virtual machine", "it ended itself (%s); %s", dsec.Quote(m.off), m.said)
-	case m.adopted != nil && status == nil:
+	case m.adopted && status == nil:
 		m.err = dsec.Errorf(dsec.SandboxGone, "run", "virtual machine", "it was stopped or ended itself while nobody owned it; %s", m.said)
 	default:
 		m.err = dsec.Errorf(dsec.Unavailable, "run", "virtual machine", "QEMU ended: %s; %s", statusText(status), m.said)
@@ -129,11 +130,11 @@ func (m *machine) watch(heard <-chan struct{}) {
 	close(m.done)
 }
 
-// leave gives up an adopted machine, which goes on: another process may take it over, or
+// leave gives up a machine with a name, which goes on: another process may take it over, or
 // this one again.
 func (m *machine) leave() {
 	m.mu.Lock()
-	m.free, m.asked = m.adopted.release, true
+	m.free, m.asked = m.rec.release, true
 	m.mu.Unlock()
 	m.proc.(keptProcess).leave()
 	_ = m.mon.conn.Close()

@@ -116,7 +116,7 @@ func (d *Driver) launch(ctx context.Context, l line, files *inherit) (_ *machine
 	}
 	ident := d.identity(l)
 	kept := map[string]*os.File{"qmp": files.ends["qmp"], "agent": files.ends["agent"], "said": out}
-	proc, forget, err := d.spawn(ctx, files.name, ident, kept, Command{Path: d.cfg.Path, Args: l.args(), Files: files.files, Output: in, UID: uid, GID: uid, Groups: d.groups(l.accel)})
+	proc, rec, err := d.spawn(ctx, files.name, ident, kept, Command{Path: d.cfg.Path, Args: l.args(), Files: files.files, Output: in, UID: uid, GID: uid, Groups: d.groups(l.accel)})
 	if err != nil {
 		giveBack()
 		class := dsec.ClassOf(err)
@@ -126,11 +126,11 @@ func (d *Driver) launch(ctx context.Context, l line, files *inherit) (_ *machine
 		return nil, dsec.E(class, op, d.cfg.Path, err)
 	}
 	free := func() {
-		if forget() {
+		if rec == nil || d.forget(rec) == nil {
 			giveBack()
 		}
 	}
-	m := &machine{shape: l.shape, ident: ident, proc: proc, agent: agent, said: newTail(l.shape), free: free, resets: make(chan struct{}, 1), done: make(chan struct{})}
+	m := &machine{shape: l.shape, ident: ident, proc: proc, agent: agent, said: newTail(l.shape), free: free, rec: rec, resets: make(chan struct{}, 1), done: make(chan struct{})}
 	// Ours are closed before anybody waits for the end of the pipe or a connection.
 	closeAll(in)
 	in = nil

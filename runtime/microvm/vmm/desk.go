@@ -41,6 +41,12 @@ type Desk interface {
 	Resets() <-chan struct{}
 }
 
+// Leaver is a VM that can be given up by who owns it: one with a name goes on, and whoever adopts it
+// next, in this process or another, has it. Nothing else may be called on it afterwards.
+type Leaver interface {
+	Leave()
+}
+
 // Input is one event. Exactly one of Key, Button and Axis is set.
 type Input struct {
 	Key    string // a key's name in QMP (QKeyCode): "a", "ret", "shift"
