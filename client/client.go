@@ -61,6 +61,7 @@ type Client struct {
 	events    dsecv1connect.EventsClient
 	files     dsecv1connect.FilesClient
 	layers    dsecv1connect.LayersClient
+	screens   dsecv1connect.ScreensClient
 	system    dsecv1connect.SystemClient
 	keys      dsecv1connect.KeysClient
 }
@@ -120,6 +121,7 @@ func (c *Client) services() {
 	c.events = dsecv1connect.NewEventsClient(c.http, base, opts...)
 	c.files = dsecv1connect.NewFilesClient(c.http, base, opts...)
 	c.layers = dsecv1connect.NewLayersClient(c.http, base, opts...)
+	c.screens = dsecv1connect.NewScreensClient(c.http, base, opts...)
 	c.system = dsecv1connect.NewSystemClient(c.http, base, opts...)
 	c.keys = dsecv1connect.NewKeysClient(c.http, base, opts...)
 }

@@ -62,7 +62,7 @@ func (s *scene) handle(e event) {
 		s.turned += int(e.value)
 	case e.kind == evKey && e.code == buttonLeft:
 		s.pressed = e.value != 0
-		if s.pressed && inside(s.x, s.y, buttonX, buttonY, buttonW, buttonH) {
+		if s.pressed && (area{buttonX, buttonY, buttonW, buttonH}).has(s.x, s.y) {
 			s.clicks++
 		}
 		s.drag()
@@ -72,13 +72,16 @@ func (s *scene) handle(e event) {
 }
 
 func (s *scene) drag() {
-	if s.pressed && inside(s.x, s.y, paperX, paperY, paperW, paperH) {
+	if s.pressed && (area{paperX, paperY, paperW, paperH}).has(s.x, s.y) {
 		s.trace = append(s.trace, point{s.x, s.y})
 	}
 }
 
-func inside(x, y, left, top, w, h int) bool {
-	return x >= left && x < left+w && y >= top && y < top+h
+// area is a rectangle: left, top, width, height.
+type area [4]int
+
+func (a area) has(x, y int) bool {
+	return x >= a[0] && x < a[0]+a[2] && y >= a[1] && y < a[1]+a[3]
 }
 
 // Rows of a US keyboard by the code of their first key.

@@ -87,7 +87,7 @@ func probe(ctx context.Context, as *settings) (reports []runtime.Report, err err
 	}
 	r := m.examine(ctx, as)
 	r.Checks = append(r.Checks, store, demandProbe(as, nearest(as.layerDir())))
-	reports = []runtime.Report{r}
+	reports = m.full.reports(ctx, r)
 	return reports, m.teardown(context.WithoutCancel(ctx), s, stack)
 }
 

@@ -40,6 +40,7 @@ type machine struct {
 	tier    *container.Runtime
 
 	packages *mirror.Attendance // nil: no mirror is served
+	full     full
 	evidence evidence
 	eyes     *eyes  // of a measurement, in place of it; else nil
 	uidBase  uint32 // of its sandboxes
@@ -149,6 +150,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			m.tier, err = container.Open(ctx, c)
 			return err
 		}, Undo: func(context.Context) error { return m.tier.Close() }},
+		m.openFull(s, log),
 	}
 }
 

@@ -143,7 +143,7 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	if err := a.registerCounts(); err != nil {
 		return node.Config{}, err
 	}
-	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}, Store: a.store,
+	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: a.full.into(map[dsec.Tier]runtime.Runtime{dsec.TierContainer: a.tier}), Store: a.store,
 		Add: a.store.Add, Audit: a.evidence.store, Judge: detect.Judge{}, MountRoots: s.Node.MountRoots,
 		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
 		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
@@ -188,7 +188,7 @@ func (a *agent) serve(s *settings, o orders, log *slog.Logger) (*nodeapi.Server,
 		return nil, err
 	}
 	return nodeapi.Open(nodeapi.Config{Node: a.id, Service: a.node, Inside: a.node, Watcher: a.node, Auditor: a.node, Layers: a.layers,
-		Doctor:  func(ctx context.Context) []runtime.Report { return []runtime.Report{a.examine(ctx, s)} },
+		Doctor:  func(ctx context.Context) []runtime.Report { return a.full.reports(ctx, a.examine(ctx, s)) },
 		Metrics: promhttp.HandlerFor(a.counts, promhttp.HandlerOpts{}),
 		NATS:    "nats://" + net.JoinHostPort("127.0.0.1", o.NATS), User: cluster.NodeUser(a.id), Password: cluster.NodePassword(o.Secret, a.id),
 		PortConns: s.Node.PortConns, Listener: l, Address: "unix:" + s.dataSocket(), Version: version.Version, Log: log})
