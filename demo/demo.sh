@@ -2,6 +2,7 @@
 # The main job on real input: starts dsec, makes the three layers of an
 # environment, runs N rollouts in sandboxes of it through libdsec, and ends
 # everything. N=200, BASE= any OCI reference, layout or tar instead of Debian.
+# TIER=fullvm boots a machine with a screen instead, and works at it (demo/fullvm.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dsec=$PWD/bin/dsec
@@ -24,8 +25,12 @@ end() {
 trap end EXIT
 trap 'exit 130' INT TERM
 
-demo/workspace.sh "$cache/workspace"
-if [ -z "${BASE:-}" ]; then
+if [ "${TIER:-container}" = fullvm ]; then
+  demo/disk.sh "$cache/disk.qcow2"
+else
+  demo/workspace.sh "$cache/workspace"
+fi
+if [ "${TIER:-container}" != fullvm ] && [ -z "${BASE:-}" ]; then
   demo/base.sh "$cache/base.tar"
   BASE=$cache/base.tar
 fi
@@ -41,6 +46,12 @@ for _ in $(seq 600); do
   sleep 0.1
 done
 
+if [ "${TIER:-container}" = fullvm ]; then
+  echo "demo: making an image of the disk"
+  "$dsec" image add-disk debian:disk "$cache/disk.qcow2" --agent
+  "$PYTHON" demo/fullvm.py --image debian:disk --out "${OUT:-$cache}"
+  exit
+fi
 echo "demo: making the layers"
 "$dsec" image import "$BASE" --tag base
 "$dsec" layer build --from "$cache/workspace" --at /repo --owner 0 --tag workspace

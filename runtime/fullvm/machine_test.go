@@ -165,6 +165,9 @@ func (b *box) revert(t *testing.T) {
 			t.Errorf("its clock says %d, and it is %d", at, now)
 		}
 	}
+	if out, err := b.r.Console(b.ctx(), b.id); err != nil || !strings.Contains(string(out), "Debian GNU/Linux 12") {
+		t.Errorf("the console was lost: %q, %v", out, err)
+	}
 	if err := b.r.Revert(b.ctx(), b.id, "second"); dsec.ClassOf(err) != dsec.NotFound {
 		t.Error(err)
 	}

@@ -248,6 +248,8 @@ func (r *Runtime) Revert(ctx context.Context, id dsec.SandboxID, name string) er
 	}
 	sb.mu.Lock()
 	sb.stopping = true
+	sb.said = appendConsole(sb.said, sb.vm.Console())
+	sb.said = sb.said[max(0, len(sb.said)-maxConsole):]
 	sb.mu.Unlock()
 	r.kill(sb)
 	if err := b.reverted(ctx, at); err != nil {

@@ -35,6 +35,7 @@ type sandbox struct {
 	rec      *record
 	group    *cgroup.Group
 	vm       vmm.Desk
+	said     []byte             // by the machines before, to their consoles
 	hangUp   context.CancelFunc // ends the session with the agent for good
 	talking  chan struct{}      // closed when that has ended
 	client   *guest.Client      // of the session there is; nil: none

@@ -188,11 +188,21 @@ func (r *Runtime) Power(ctx context.Context, id dsec.SandboxID, p dsec.Power) er
 	return dsec.Errorf(dsec.Invalid, op, dsec.Quote(string(p)), "button or reset")
 }
 
-// Console is the end of what came from the serial port, since this process has the machine.
+// Console is the end of what came from the serial port, since this process has the sandbox.
 func (r *Runtime) Console(_ context.Context, id dsec.SandboxID) ([]byte, error) {
-	_, vm, err := r.live("read console", id)
+	sb, vm, err := r.live("read console", id)
 	if err != nil {
 		return nil, err
 	}
-	return vm.Console(), nil
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	return appendConsole(sb.said, vm.Console()), nil
+}
+
+// maxConsole bounds what is kept of machines that were there before.
+const maxConsole = 64 << 10
+
+func appendConsole(said, more []byte) []byte {
+	all := append(bytes.Clone(said), more...)
+	return all[max(0, len(all)-4*maxConsole):]
 }

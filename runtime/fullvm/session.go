@@ -18,6 +18,7 @@ import (
 const (
 	askEvery   = 10 * time.Second // that an agent which says nothing is asked whether it lives
 	answerTime = 30 * time.Second // that it may take
+	endingTime = 100 * time.Millisecond
 	againTime  = time.Second      // after a session that did not come about
 	graceTime  = 15 * time.Second // that a call waits for an agent which is not there
 )
@@ -73,6 +74,9 @@ func (r *Runtime) converse(ctx context.Context, sb *sandbox, vm vmm.Desk) {
 			r.listen(ctx, sb, vm, c)
 			sb.setClient(nil)
 			_ = c.Close()
+		}
+		if err != nil && ctx.Err() == nil { // a machine that ends says so soon
+			_ = within.Sleep(ctx, endingTime)
 		}
 		select {
 		case <-ctx.Done():
