@@ -53,6 +53,11 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID) error {
 		return err
 	}
 	sb.rec = rec
+	if rec.Made > 0 {
+		if err := r.settleMarks(ctx, sb); err != nil { // none of it keeps a machine from going on
+			r.log.Warn("marks of a sandbox of an earlier process", "sandbox", id, "err", err)
+		}
+	}
 	switch {
 	case rec.Stopped:
 		sb.phase = stopped

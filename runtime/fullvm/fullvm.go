@@ -24,6 +24,8 @@ import (
 type Machines interface {
 	vmm.VMM
 	vmm.Adopter
+	// CheckSnapshot says whether Restore would take one.
+	CheckSnapshot(ctx context.Context, dir string) error
 }
 
 // Config of a Runtime. What it names is used, not owned: Close closes none of it.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/failpoint"
 	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/internal/within"
@@ -104,6 +105,38 @@ func restoreMark(at string) error {
 	return nil
 }
 
+// settleMarks undoes what a killed process was in the middle of.
+func (r *Runtime) settleMarks(ctx context.Context, sb *sandbox) error {
+	dir, err := r.cfg.Disks.Open(ctx, string(sb.id))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	entries, err := os.ReadDir(inside(dir, "."))
+	errs := []error{err, removeTemp(inside(dir, "."))}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), markPrefix) || strings.HasSuffix(e.Name(), oldSuffix) {
+			continue
+		}
+		if _, err := os.Stat(inside(dir, filepath.Join(e.Name(), diskFile))); err != nil {
+			errs = append(errs, os.RemoveAll(inside(dir, e.Name())))
+		}
+	}
+	for _, e := range entries {
+		if name, ok := strings.CutSuffix(e.Name(), oldSuffix); ok && strings.HasPrefix(name, markPrefix) {
+			if _, err := os.Stat(inside(dir, name)); err == nil {
+				errs = append(errs, os.RemoveAll(inside(dir, e.Name())))
+			} else {
+				errs = append(errs, os.Rename(inside(dir, e.Name()), inside(dir, name)))
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return dsec.E(dsec.Internal, "settle marks of", string(sb.id), err)
+	}
+	return nil
+}
+
 // removeTemp removes what a killed process left of a snapshot.
 func removeTemp(dir string) error {
 	found, err := filepath.Glob(filepath.Join(dir, ".tmp-*"))
@@ -116,6 +149,9 @@ func removeTemp(dir string) error {
 // take writes the mark of a machine that stands still. With the state QEMU has written all it knew of the disk.
 func take(ctx context.Context, vm vmm.VM, dir *os.File, at string) error {
 	if err := vm.Snapshot(ctx, at); err != nil {
+		return err
+	}
+	if err := failpoint.Hit(ctx, "fullvm.mark.taken"); err != nil {
 		return err
 	}
 	return copyDisk(ctx, inside(dir, diskFile), filepath.Join(at, diskFile))
@@ -236,6 +272,9 @@ func (r *Runtime) Revert(ctx context.Context, id dsec.SandboxID, name string) er
 	at := inside(b.dir, markPrefix+name)
 	if _, err := os.Stat(filepath.Join(at, diskFile)); err != nil {
 		return dsec.Errorf(dsec.NotFound, op, string(id), "it has no mark %s", dsec.Quote(name))
+	}
+	if err := r.cfg.Machines.CheckSnapshot(ctx, at); err != nil {
+		return wrap(op, id, err)
 	}
 	if err := r.useLayers(ctx, sb, b.rec); err != nil {
 		return wrap(op, id, err)
