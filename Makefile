@@ -44,7 +44,7 @@ lint: ## formatting, vet, generated code
 	@CGO_ENABLED=0 go vet ./...
 	@api/generate.sh --check
 
-demo: setup build .venv/.done ## the main job on real input (N=200 BASE=oci-ref)
+demo: setup build .venv/.done ## the main job on real input (N=200 BASE=oci-ref TIER=fullvm)
 	@demo/demo.sh
 
 bench: setup build ## dsec beside runc and crun, same run
