@@ -15,6 +15,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
+	"github.com/opendsec/dsec/internal/diskimage"
 	"github.com/opendsec/dsec/runtime"
 )
 
@@ -313,4 +314,30 @@ func (b *box) restart(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("it did not end by its power button")
 	}
+}
+
+// TestUEFI boots the same image with the other firmware.
+func TestUEFI(t *testing.T) {
+	if os.Getenv("DSEC_LONG") == "" {
+		t.Skip("another boot: DSEC_LONG is not set")
+	}
+	w := newWorld(t)
+	debian(t) // makes the image
+	f, err := os.Open("../../.cache/demo/disk.qcow2")
+	must(t, err)
+	defer f.Close()
+	s, err := diskimage.Read(f)
+	must(t, err)
+	m := diskimage.New(s.Size)
+	m.Agent, m.Firmware, m.Video, m.Bus = true, diskimage.UEFI, diskimage.Virtio, diskimage.SATA
+	b := w.create(t, request(buildLayer(t, t.TempDir(), m, s)))
+	if out := b.run("test -d /sys/firmware/efi && ls /dev/sda && echo uefi"); !strings.HasSuffix(out, "uefi\n") {
+		t.Errorf("%q", out)
+	}
+	b.until("USB_Tablet")
+	must(t, b.r.Mark(b.ctx(), b.id, "m"))
+	b.act(dsec.ScreenAction{Kind: dsec.ScreenClick, X: 200, Y: 90})
+	b.see(button, clicked, 20000)
+	must(t, b.r.Revert(b.ctx(), b.id, "m"))
+	b.see(button, idle, 20000)
 }

@@ -109,6 +109,12 @@ func TestMachineOfAnySystem(t *testing.T) {
 	if err := b.r.Act(b.ctx(), b.id, []dsec.ScreenAction{{Kind: dsec.ScreenText, Text: "x"}}); dsec.ClassOf(err) != dsec.IllegalState {
 		t.Error(err)
 	}
+	still := b.picture(dsec.Region{})
+	for range 50 { // who stands still can be looked at
+		if !samePicture(b.picture(dsec.Region{}), still) {
+			t.Fatal("the screen of a paused machine changes")
+		}
+	}
 	must(t, b.r.Mark(b.ctx(), b.id, "paused"))
 	if list, err := b.r.List(b.ctx()); err != nil || !list[0].Paused {
 		t.Error("a mark had it run:", list, err)

@@ -226,8 +226,9 @@ func imageAddDisk() *cobra.Command {
 		Long: `FILE is a qcow2 image that stands for itself, or a raw disk. It is read and checked here, and
 kept as what it says, without its head: no machine ever opens the file. What stands on another
 file, is encrypted or has snapshots inside is refused; qemu-img convert makes it plain.`,
-		Example: "  dsec image add-disk debian:disk disk.qcow2 --agent\n  dsec image add-disk win11 win.raw --firmware uefi --bus sata",
-		Args:    cobra.ExactArgs(2),
+		Example:           "  dsec image add-disk debian:disk disk.qcow2 --agent\n  dsec image add-disk win11 win.raw --firmware uefi --bus sata",
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
 		RunE: func(c *cobra.Command, args []string) error {
 			return with(c, func(ctx context.Context, cl *client.Client) error {
 				l, err := addDisk(ctx, c, cl, args, func(m *diskManifest) { m.Firmware, m.Bus, m.Video, m.Agent = firmware, bus, video, agent })
