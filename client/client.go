@@ -145,6 +145,7 @@ var longCalls = map[string]time.Duration{
 	dsecv1connect.SandboxesCreateProcedure: 6 * time.Minute, dsecv1connect.SandboxesStartProcedure: 6 * time.Minute,
 	dsecv1connect.SandboxesStopProcedure: 6 * time.Minute, dsecv1connect.SandboxesDeleteProcedure: 6 * time.Minute,
 	dsecv1connect.SandboxesCommitProcedure: 31 * time.Minute, dsecv1connect.SandboxesGradeProcedure: 31 * time.Minute, dsecv1connect.CommandsExecProcedure: 11 * time.Minute,
+	dsecv1connect.ScreensActProcedure: 11 * time.Minute, dsecv1connect.ScreensMarkProcedure: 11 * time.Minute, dsecv1connect.ScreensRevertProcedure: 11 * time.Minute,
 }
 
 func (a auth) set(h http.Header) {
