@@ -108,7 +108,7 @@ HOOK
 echo "demo: building the disk image with mmdebstrap (Debian $suite, once, a few minutes)"
 if ! {
   mmdebstrap --variant=minbase --mode=root --format=directory --quiet \
-    --include=linux-image-amd64,initramfs-tools,zstd,systemd-sysv,udev,procps \
+    --include=linux-image-amd64,initramfs-tools,zstd,systemd-sysv,dbus,udev,procps \
     --aptopt='Acquire::Retries "5"' --aptopt='APT::Install-Recommends "false"' \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
     --dpkgopt='path-include=/usr/share/doc/*/copyright' --dpkgopt='path-exclude=/usr/share/locale/*' \

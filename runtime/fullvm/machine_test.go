@@ -303,8 +303,17 @@ func (b *box) restart(t *testing.T) {
 	if out := b.run("cat /root/disk"); out != "before\n" {
 		t.Errorf("the disk is not what it was: %q", out)
 	}
+	life := b.run("cat /proc/sys/kernel/random/boot_id")
 	must(t, b.r.Power(b.ctx(), b.id, dsec.PowerReset))
-	b.until("clicks=0 ")
+	for end := time.Now().Add(2 * time.Minute); ; {
+		out, _, err := b.try("cat /proc/sys/kernel/random/boot_id; systemctl is-active systemd-logind")
+		if err == nil && strings.HasSuffix(out, "\nactive\n") && !strings.HasPrefix(out, life) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("it did not begin anew: %q, %v", out, err)
+		}
+	}
 	must(t, b.r.Power(b.ctx(), b.id, dsec.PowerButton))
 	select {
 	case x := <-b.r.Exits():
