@@ -45,6 +45,8 @@ Conflicts=shutdown.target
 [Service]
 ExecStart=/usr/local/sbin/dsec-guest service
 Delegate=yes
+KillMode=mixed
+TimeoutStopSec=5
 Restart=always
 RestartSec=1
 OOMPolicy=continue
