@@ -47,7 +47,7 @@ lint: ## formatting, vet, generated code
 	@CGO_ENABLED=0 go vet ./...
 	@api/generate.sh --check
 
-demo: setup build .venv/.done ## the main job on real input (N=200 BASE=oci-ref TIER=container|microvm|function ISOLATION=gvisor)
+demo: setup build .venv/.done ## the main job on real input (N=200 BASE=oci-ref TIER=container|microvm|fullvm|function ISOLATION=gvisor)
 	@demo/demo.sh
 
 bench: setup build ## dsec beside runc and crun, same run

@@ -62,6 +62,7 @@ type Client struct {
 	events    dsecv1connect.EventsClient
 	files     dsecv1connect.FilesClient
 	layers    dsecv1connect.LayersClient
+	screens   dsecv1connect.ScreensClient
 	system    dsecv1connect.SystemClient
 	keys      dsecv1connect.KeysClient
 }
@@ -122,6 +123,7 @@ func (c *Client) services() {
 	c.files = dsecv1connect.NewFilesClient(c.http, base, opts...)
 	c.functions = dsecv1connect.NewFunctionsClient(c.http, base, opts...)
 	c.layers = dsecv1connect.NewLayersClient(c.http, base, opts...)
+	c.screens = dsecv1connect.NewScreensClient(c.http, base, opts...)
 	c.system = dsecv1connect.NewSystemClient(c.http, base, opts...)
 	c.keys = dsecv1connect.NewKeysClient(c.http, base, opts...)
 }
@@ -146,6 +148,7 @@ var longCalls = map[string]time.Duration{
 	dsecv1connect.SandboxesStopProcedure: 6 * time.Minute, dsecv1connect.SandboxesDeleteProcedure: 6 * time.Minute,
 	dsecv1connect.SandboxesCommitProcedure: 31 * time.Minute, dsecv1connect.SandboxesGradeProcedure: 31 * time.Minute, dsecv1connect.CommandsExecProcedure: 11 * time.Minute,
 	dsecv1connect.FunctionsCallProcedure: 31 * time.Minute,
+	dsecv1connect.ScreensActProcedure:    11 * time.Minute, dsecv1connect.ScreensMarkProcedure: 11 * time.Minute, dsecv1connect.ScreensRevertProcedure: 11 * time.Minute,
 }
 
 func (a auth) set(h http.Header) {

@@ -29,7 +29,8 @@ const (
 // onData lists the verbs whose answers are large or whose callers may leave
 // while they wait.
 var onData = map[string]bool{wire.VerbWait: true, wire.VerbKept: true, wire.VerbList: true, wire.VerbListFiles: true,
-	wire.VerbLayers: true, wire.VerbWriteStdin: true, wire.VerbCommit: true, wire.VerbGrade: true, wire.VerbCall: true, wire.VerbChanges: true, wire.VerbMerge: true}
+	wire.VerbLayers: true, wire.VerbWriteStdin: true, wire.VerbCommit: true, wire.VerbGrade: true, wire.VerbCall: true, wire.VerbChanges: true, wire.VerbMerge: true,
+	wire.VerbScreenshot: true, wire.VerbConsole: true, wire.VerbAct: true, wire.VerbMark: true, wire.VerbRevert: true}
 
 // Call does one control call on behalf of a project ("" sees all). resp may
 // be nil.

@@ -3,7 +3,7 @@
 # environment, runs N rollouts in sandboxes of it through libdsec, and ends
 # everything. N=200, BASE= any OCI reference, layout or tar instead of Debian, TIER=
 # container, function (stateless calls), or microvm, which is emulated where there is no KVM
-# and then does fewer; ISOLATION=gvisor runs fewer of them, beside plain containers.
+# and then does fewer; fullvm boots a machine with a screen, and works at it; ISOLATION=gvisor runs fewer of them, beside plain containers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dsec=$PWD/bin/dsec
@@ -27,8 +27,12 @@ trap end EXIT
 trap 'exit 130' INT TERM
 
 TIER=${TIER:-container}
-demo/workspace.sh "$cache/workspace"
-if [ -z "${BASE:-}" ]; then
+if [ "$TIER" = fullvm ]; then
+  demo/disk.sh "$cache/disk.qcow2"
+else
+  demo/workspace.sh "$cache/workspace"
+fi
+if [ "$TIER" != fullvm ] && [ -z "${BASE:-}" ]; then
   demo/base.sh "$cache/base.tar"
   BASE=$cache/base.tar
 fi
@@ -44,7 +48,8 @@ microvm,)
   node=$(printf '{"kernel_cache": "%s"}' "$PWD/.cache/vm")
   ;;
 function,) N=${N:-10000} ;;
-*) echo "demo: TIER=$TIER ISOLATION=${ISOLATION:-}: want container, microvm, function, or container with gvisor" >&2; exit 2 ;;
+fullvm,) ;;
+*) echo "demo: TIER=$TIER ISOLATION=${ISOLATION:-}: want container, microvm, fullvm, function, or container with gvisor" >&2; exit 2 ;;
 esac
 printf '{"gateway": {"listen": ""}, "node": %s}' "$node" >"$state/dsec.yaml"
 where=("${where[@]/\/dev\/null/$state/dsec.yaml}")
@@ -56,6 +61,12 @@ for _ in $(seq 600); do
   sleep 0.1
 done
 
+if [ "${TIER:-container}" = fullvm ]; then
+  echo "demo: making an image of the disk"
+  "$dsec" image add-disk debian:disk "$cache/disk.qcow2" --agent
+  "$PYTHON" demo/fullvm.py --image debian:disk --out "${OUT:-$cache}"
+  exit
+fi
 echo "demo: making the layers"
 "$dsec" image import "$BASE" --tag base
 if [ "$TIER" = function ]; then

@@ -43,6 +43,7 @@ var authorization = map[string]string{
 	"Layers/Import": tagging, "Layers/Build": tagging, "Layers/Tag": tagging, "Layers/Remove": admins,
 	"Layers/List": project, "Layers/Inspect": project, "Layers/Ensure": everyone, "Layers/CreateTemplate": tagging, "Layers/Merge": admins,
 	"Layers/Trace": project, "Layers/Repack": tagging, "Layers/Evict": admins, "Layers/OnDemand": project,
+	"Screens/Screenshot": owner, "Screens/Act": owner, "Screens/Console": owner, "Screens/Power": owner, "Screens/Mark": owner, "Screens/Revert": owner, "Screens/Marks": owner,
 	"System/Info": everyone, "System/Nodes": everyone, "System/Doctor": everyone,
 	"Keys/Create": admins, "Keys/List": admins, "Keys/Revoke": admins,
 

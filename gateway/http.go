@@ -28,6 +28,7 @@ func (g *Gateway) handler() http.Handler {
 	mount(dsecv1connect.NewFilesHandler(&fileService{g}, one...))
 	mount(dsecv1connect.NewLayersHandler(&layers{g}, one...))
 	mount(dsecv1connect.NewFunctionsHandler(&functions{g}, many...))
+	mount(dsecv1connect.NewScreensHandler(&screens{g}, one...))
 	mount(dsecv1connect.NewSystemHandler(&system{g}, one...))
 	mount(dsecv1connect.NewKeysHandler(&keys{g}, one...))
 	for pattern, fn := range g.raw() {
@@ -155,7 +156,7 @@ func knownMethod(path string) bool {
 var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Fork", "Renew", "SetNetwork", "Egress", "SetPhase",
 	"Commit", "Changes", "Stats", "Audit", "Findings", "Grade", "Call", "Exec", "WriteStdin", "CloseStdin", "Signal", "Kill", "Resize", "Wait", "Output", "Kept", "Release",
 	"Open", "Subscribe", "Unsubscribe", "Ack", "Stat", "Mkdir", "Move", "Remove", "SetAttr", "Watch", "Import", "Build",
-	"Inspect", "Tag", "Ensure", "CreateTemplate", "Merge", "Trace", "Repack", "Evict", "OnDemand", "Info", "Nodes", "Doctor", "Revoke"}
+	"Inspect", "Tag", "Ensure", "CreateTemplate", "Merge", "Trace", "Repack", "Evict", "OnDemand", "Info", "Nodes", "Doctor", "Revoke", "Screenshot", "Act", "Console", "Power", "Mark", "Revert", "Marks"}
 
 // recorder notes what is answered, and gives each write its own deadline: a
 // client that takes nothing for that long is cut off.

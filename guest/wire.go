@@ -194,6 +194,10 @@ type Mount struct {
 	Defaults Defaults     `json:"defaults"`
 	Limits   Limits       `json:"limits"`
 	Dirs     []string     `json:"dirs,omitempty"` // absolute in the sandbox, made where they are missing
+
+	// Machine: the sandbox is the machine itself, as its own init made it; there are no mounts,
+	// no overlay and no namespaces. Only an agent that is not PID 1 takes it, and nothing else.
+	Machine bool `json:"machine,omitempty"`
 }
 
 // NewFile is a file of root's, of mode 0644.

@@ -27,7 +27,7 @@
 // # Abilities
 //
 // What a tier can do beyond that are interfaces of a method or two: Execer, Filer,
-// Pauser, Resumer, Dialer, Packer, Networker, Phaser, Forker. A caller asks with a type assertion
+// Pauser, Resumer, Dialer, Packer, Networker, Phaser, Forker, Suspender, Celler, Screener, Machiner, Marker. A caller asks with a type assertion
 // and reports Unsupported with the tier's name if it fails. Nothing in this
 // package mentions a pid, a descriptor or a host path of a running sandbox:
 // above the runtime nobody may assume a shared kernel.
@@ -92,7 +92,7 @@ type Stats struct {
 	Memory      int64 // bytes now, page cache of its own files included
 	MemoryPeak  int64
 	MemoryLimit int64
-	HostMemory  int64 // bytes that a machine of its own takes of this one, shared ones by its part; 0: it has none
+	HostMemory  int64 `json:",omitempty"` // bytes that a machine of its own takes of this one, shared ones by its part; 0: it has none
 	Pids        int64
 	PidsPeak    int64 // 0 where the kernel does not tell
 	PidsLimit   int64
@@ -226,4 +226,34 @@ type Packer interface {
 	Pack(ctx context.Context, id dsec.SandboxID, into image.Files, scrub dsec.Scrub) (dsec.Packed, error)
 	// Changes lists what a sandbox changed, at most so many.
 	Changes(ctx context.Context, id dsec.SandboxID, most int) (dsec.Changes, error)
+}
+
+// Screener shows the screen of a running sandbox, and does there what a person would.
+// Of a sandbox without a screen both are Unsupported.
+type Screener interface {
+	// Screenshot is what the screen shows now.
+	Screenshot(ctx context.Context, id dsec.SandboxID, region dsec.Region) (dsec.Picture, error)
+	// Act does one after the other, as fast as a person's devices would. It returns when the devices
+	// have been told all; what that makes of the screen comes when it comes. When an action
+	// cannot be done none that follows is.
+	Act(ctx context.Context, id dsec.SandboxID, actions []dsec.ScreenAction) error
+}
+
+// Machiner has sandboxes that are machines with a power switch and a serial port.
+type Machiner interface {
+	Power(ctx context.Context, id dsec.SandboxID, p dsec.Power) error
+	// Console is the end of what the machine wrote to its serial port.
+	Console(ctx context.Context, id dsec.SandboxID) ([]byte, error)
+}
+
+// Marker goes back to what a running sandbox was: its memory, programs and disk.
+type Marker interface {
+	// Mark keeps what a running sandbox is at this moment under a name, in place of what had the name. It
+	// stands still meanwhile, and goes on. What is kept counts for its disk limit.
+	Mark(ctx context.Context, id dsec.SandboxID, name string) error
+	// Revert makes of a sandbox, which runs or is paused, what had that name, and has it run. Commands
+	// that were started since are gone; those that had ended since run again.
+	Revert(ctx context.Context, id dsec.SandboxID, name string) error
+	// Marks lists the names.
+	Marks(ctx context.Context, id dsec.SandboxID) ([]string, error)
 }

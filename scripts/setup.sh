@@ -16,7 +16,9 @@ packages=(
   git busybox-static attr acl libcap2-bin strace # what tests run inside sandboxes
   runc crun                           # peers in the benchmark
   qemu-system-x86                     # the tests on Linux 6.1, virtual machines
-  qemu-system-data                    # their firmware, qboot.rom
+  qemu-system-data seabios ovmf       # their firmware: qboot.rom, BIOS, UEFI
+  qemu-utils                          # the judge of disk images
+  grub-common grub-pc-bin grub-efi-amd64-bin mtools dosfstools fdisk # the demo's disk image
   gdb-minimal apparmor                # a debugger inside; the judge of the AppArmor profiles
 )
 

@@ -7,7 +7,7 @@ what=${1:-all}
 export GOFLAGS=-trimpath # as make has it, so that nothing is compiled twice
 timeout=20m
 [ -n "${DSEC_LONG:-}" ] && timeout=3h
-alone='/(audit/(proc|watch)|e2e|layer/(ondemand|resident)|rootfs|runtime/(container|gvisor)|cmd/dsec/daemon|internal/(apparmor|cgroup|diskpool|hold|linux))(/|$)'
+alone='/(audit/(proc|watch)|e2e|layer/(ondemand|resident)|rootfs|runtime/(container|gvisor|fullvm)|cmd/dsec/daemon|internal/(apparmor|cgroup|diskpool|hold|linux))(/|$)'
 
 run_go() {
   echo "== go test -race"

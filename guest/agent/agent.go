@@ -23,6 +23,8 @@ type Agent struct {
 	boot   string
 	log    *slog.Logger
 	reaper *reaper
+	// service: the machine has an init of its own, and is the sandbox.
+	service bool
 
 	// starting is held for reading while a command starts, for writing to freeze.
 	starting sync.RWMutex

@@ -42,6 +42,8 @@ func Main(args []string) int {
 		err = insideMain()
 	case len(args) > 0 && args[0] == "files":
 		err = filesMain()
+	case len(args) > 0 && args[0] == "service":
+		err = serviceMain(args[1:])
 	default:
 		err = agentMain()
 	}
@@ -73,7 +75,7 @@ func agentMain() error {
 	if err := boot(log); err != nil {
 		return err
 	}
-	groups, err := ourGroup()
+	groups, err := ourGroup("/sys/fs/cgroup")
 	if err != nil {
 		return fmt.Errorf("control groups: %w", err)
 	}
@@ -159,8 +161,7 @@ func loadModules() error {
 
 // ourGroup moves the agent into a control group of its own, beside which the
 // sandbox's can have controllers.
-func ourGroup() (group, error) {
-	root := group("/sys/fs/cgroup")
+func ourGroup(root group) (group, error) {
 	if err := os.Mkdir(root.file("agent"), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", err
 	}
@@ -200,16 +201,20 @@ func openChannel() (io.ReadWriter, error) {
 			return nil, err
 		}
 		if len(found) > 0 {
-			f, err := os.OpenFile(found[0], os.O_RDWR|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
-			if err != nil {
-				return nil, err
-			}
-			return &port{f: f}, nil
+			return openPort(found[0])
 		}
 		if time.Now().After(deadline) {
 			return nil, errors.New("no /dev/vport*p1")
 		}
 	}
+}
+
+func openPort(name string) (io.ReadWriter, error) {
+	f, err := os.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &port{f: f}, nil
 }
 
 // port is a virtio port, which says end of file while no host is connected.

@@ -17,7 +17,7 @@ import (
 
 // plan is what PID 1 of a sandbox is told.
 type plan struct {
-	Root     string
+	Root     string // "": the root that there is, with all that is mounted
 	Hostname string
 	Shm      int64
 }
@@ -42,8 +42,10 @@ func insideMain() error {
 		return err
 	}
 	said := ""
-	if err := furnish(p); err != nil {
-		said = err.Error()
+	if p.Root != "" {
+		if err := furnish(p); err != nil {
+			said = err.Error()
+		}
 	}
 	if err := json.NewEncoder(conn).Encode(said); err != nil || said != "" {
 		return errors.Join(err, errors.New(said))

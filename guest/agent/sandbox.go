@@ -82,6 +82,8 @@ func (a *Agent) mount(ctx context.Context, q guest.Request) error {
 		return nil
 	case have != nil:
 		return dsec.Errorf(dsec.Conflict, op, "", "there is another one")
+	case q.Mount.Machine != a.service:
+		return dsec.Errorf(dsec.Unsupported, op, "", "the machine is the sandbox: %v, as it was asked for: %v", a.service, q.Mount.Machine)
 	case !resumed:
 		return dsec.Errorf(dsec.IllegalState, op, "", "nothing is run before the guest is resumed")
 	}
@@ -103,9 +105,12 @@ func (a *Agent) mount(ctx context.Context, q guest.Request) error {
 }
 
 func (sb *sandbox) make(ctx context.Context, told guest.Resume, undo *[]func()) error {
-	root, err := sb.mountAll(undo)
-	if err != nil {
-		return err
+	root := ""
+	if !sb.spec.Machine {
+		var err error
+		if root, err = sb.mountAll(undo); err != nil {
+			return err
+		}
 	}
 	if err := furnishRoot(root, sb.spec.Dirs, told.Files); err != nil {
 		return err
@@ -204,7 +209,7 @@ func (sb *sandbox) spawn(p plan, undo *[]func()) error {
 		return syscall.ForkExec(self, []string{"init", "init"}, &syscall.ProcAttr{Dir: "/", Env: []string{},
 			Files: []uintptr{null.Fd(), null.Fd(), 2, theirs.Fd()},
 			Sys: &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: int(dir.Fd()),
-				Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS}})
+				Cloneflags: sb.newSpaces()}})
 	})
 	if err != nil {
 		return fmt.Errorf("start PID 1: %w", err)
@@ -234,6 +239,14 @@ func (sb *sandbox) spawn(p plan, undo *[]func()) error {
 		return fmt.Errorf("PID 1 has not given up what it had: %w", err)
 	}
 	return nil
+}
+
+// newSpaces are the namespaces that the sandbox does not share with the agent.
+func (sb *sandbox) newSpaces() uintptr {
+	if sb.spec.Machine {
+		return 0
+	}
+	return unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 }
 
 // join opens what leads into the sandbox.
@@ -350,7 +363,9 @@ func (a *Agent) shutdown(ctx context.Context, grace time.Duration) error {
 	}
 	sb.threads.close() // they hold the mount namespace
 	_ = sb.root.Close()
-	sb.unmount()
+	if !sb.spec.Machine {
+		sb.unmount()
+	}
 	unix.Sync()
 	return nil
 }

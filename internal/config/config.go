@@ -108,8 +108,8 @@ func Default() Config {
 
 var validInstance = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
 
-// MachineUIDs is how many virtual machines there may be, each with a user of its own: they
-// are below the ranges of sandboxes.
+// MachineUIDs is how many virtual machines of a tier there may be, each with a user of its own:
+// those of microVMs are below the ranges of sandboxes, and below them those of full VMs.
 const MachineUIDs = 4096
 
 // mostShells bounds what waits for a sandbox to need it.
@@ -177,8 +177,8 @@ func (c *Config) Validate() error {
 	if need := n.MaxLive + n.Shells; n.UIDRanges < need {
 		return bad("node.uid_ranges", "%d, want at least %d: one for each of %d sandboxes (node.max_live) and %d shells (node.shells); or lower node.max_live", n.UIDRanges, need, n.MaxLive, n.Shells)
 	}
-	if n.UIDBase < 1<<16+MachineUIDs || uint64(n.UIDBase)+uint64(n.UIDRanges)<<16 > math.MaxUint32 {
-		return bad("node.uid_base", "%d ranges from %d, and %d users of virtual machines below them, leave the 32 bits of a uid, or touch the host's own", n.UIDRanges, n.UIDBase, MachineUIDs)
+	if n.UIDBase < 1<<16+2*MachineUIDs || uint64(n.UIDBase)+uint64(n.UIDRanges)<<16 > math.MaxUint32 {
+		return bad("node.uid_base", "%d ranges from %d, and %d users of virtual machines below them, leave the 32 bits of a uid, or touch the host's own", n.UIDRanges, n.UIDBase, 2*MachineUIDs)
 	}
 	if n.CPUOvercommit <= 0 || n.MemOvercommit <= 0 {
 		return bad("node.cpu_overcommit, node.mem_overcommit", "%g and %g, want more than 0", n.CPUOvercommit, n.MemOvercommit)

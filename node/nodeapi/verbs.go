@@ -15,7 +15,7 @@ import (
 
 // table is every verb this node answers.
 func (s *Server) table() map[string]verb {
-	return map[string]verb{
+	return s.screenVerbs(map[string]verb{
 		wire.VerbCreate:     unary(s.create),
 		wire.VerbGet:        unary(s.get),
 		wire.VerbList:       unary(s.list),
@@ -61,7 +61,7 @@ func (s *Server) table() map[string]verb {
 		wire.VerbEvict:      once(s, wire.VerbEvict, s.evictLayer),
 		wire.VerbOnDemand:   unary(s.onDemand),
 		wire.VerbDoctor:     unary(s.doctor),
-	}
+	})
 }
 
 func (s *Server) message(sb node.Sandbox) *dsecv1.Sandbox {

@@ -113,7 +113,7 @@ func (m *machine) examine(ctx context.Context, s *settings) []runtime.Report {
 		walls, err := veth.Walls(ctx, veth.Config{Name: s.Instance})
 		r.Checks = append(r.Checks, firewall(walls, err), m.connections(ctx))
 	}
-	return []runtime.Report{r, m.vms.Probe(ctx)}
+	return append(m.full.reports(ctx, r), m.vms.Probe(ctx))
 }
 
 // connections says whether sandboxes were refused some.

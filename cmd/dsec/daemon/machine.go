@@ -48,6 +48,7 @@ type machine struct {
 	gvisor  *gvisor.Runtime // containers behind a kernel of their own
 
 	packages *mirror.Attendance // nil: no mirror is served
+	full     full
 	evidence evidence
 	eyes     *eyes  // of a measurement, in place of it; else nil
 	uidBase  uint32 // of its sandboxes
@@ -162,6 +163,7 @@ func (m *machine) steps(s *settings, log *slog.Logger) []lifecycle.Step {
 			m.gvisor, err = openGVisor(ctx, s, m, log)
 			return err
 		}, Undo: func(context.Context) error { return m.gvisor.Close() }},
+		m.openFull(s, log),
 	}
 }
 
@@ -172,7 +174,7 @@ func isOtherTiers(name string) bool {
 
 // runtimes are the tiers of a machine.
 func (m *machine) runtimes() map[dsec.Tier]runtime.Runtime {
-	return map[dsec.Tier]runtime.Runtime{dsec.TierContainer: m.tier, dsec.TierMicroVM: m.vms}
+	return m.full.into(map[dsec.Tier]runtime.Runtime{dsec.TierContainer: m.tier, dsec.TierMicroVM: m.vms})
 }
 
 // openNetwork opens the network and what serves it, names before anybody asks.

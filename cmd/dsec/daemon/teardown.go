@@ -28,6 +28,7 @@ func (m *machine) teardown(ctx context.Context, s *settings, stack *lifecycle.St
 	for _, st := range behind {
 		errs = append(errs, m.gvisor.Destroy(ctx, st.ID))
 	}
+	errs = append(errs, m.full.destroyAll(ctx))
 	if m.network != nil {
 		errs = append(errs, m.network.Remove(ctx))
 	}
@@ -36,11 +37,15 @@ func (m *machine) teardown(ctx context.Context, s *settings, stack *lifecycle.St
 
 // removeGroups removes every control group of a machine whose hold has ended.
 func removeGroups(ctx context.Context, s *settings) error {
-	groups, err := cgroup.Open(s.cgroupName())
-	if err != nil {
-		return err
+	var errs []error
+	for _, name := range []string{s.cgroupName(), s.fullGroups()} {
+		groups, err := cgroup.Open(name)
+		if err == nil {
+			err = groups.RemoveAll(ctx)
+		}
+		errs = append(errs, err)
 	}
-	return groups.RemoveAll(ctx)
+	return errors.Join(errs...)
 }
 
 // endHold ends the hold, and with it the last reference to every mount.

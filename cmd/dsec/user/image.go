@@ -22,7 +22,7 @@ environment and command that it came with. It is named by a tag, by the referenc
 pulled by, or by its digest. What is built to go above one is a layer: dsec layer.`,
 		Example: "  dsec image import docker.io/library/debian:12 --tag debian:12\n  dsec image ls",
 	}
-	c.AddCommand(imageImport(), imageEnsure(), imageLs(), imageInspect(), imageRm(), imageMerge(), imageExport())
+	c.AddCommand(imageImport(), imageEnsure(), imageLs(), imageInspect(), imageRm(), imageMerge(), imageExport(), imageAddDisk())
 	return c
 }
 

@@ -36,6 +36,8 @@ type line struct {
 	slots      []int // one for each of the shape's
 	disk       int
 	blocks     []int // one for each of the shape's
+	base       int   // of a machine with a firmware: what its disk stands on
+	incoming   bool  // of such a one: it begins with a state
 	tap        int   // 0: an interface without a cable
 	cable      int   // the end of a connection that stands for the tap
 }
@@ -48,6 +50,9 @@ type line struct {
 // and of the same sizes, as the one that it is of.
 func (l line) args() []string {
 	s := l.shape
+	if s.Firmware {
+		return l.deskArgs()
+	}
 	mib := s.Memory >> 20
 	a := []string{
 		"-name", "dsec-vm",

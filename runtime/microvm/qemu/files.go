@@ -78,6 +78,16 @@ func openAtMost(name string, size int64) (*os.File, error) {
 // opening, which is QEMU's.
 func openDisk(name string, size int64) (*os.File, error) {
 	f, err := openSized(name, os.O_RDWR, size)
+	return lockDisk(name, f, err)
+}
+
+// openOverlay is openDisk for one that grows.
+func openOverlay(name string) (*os.File, error) {
+	f, err := openRegular(name, os.O_RDWR)
+	return lockDisk(name, f, err)
+}
+
+func lockDisk(name string, f *os.File, err error) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}

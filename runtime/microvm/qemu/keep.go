@@ -134,7 +134,8 @@ func (e exitStatus) Error() string {
 	return fmt.Sprint("exit status ", e.code)
 }
 
-// spawn starts the QEMU of a machine. rec is its record, if it has a name.
+// spawn starts the QEMU of a machine. One with a name has a record, which is to be forgotten
+// when it has ended.
 func (d *Driver) spawn(ctx context.Context, name string, ident identity, ends map[string]*os.File, c Command) (p Process, rec *owned, err error) {
 	if name == "" {
 		p, err := d.cfg.Spawn(c)

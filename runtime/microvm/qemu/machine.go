@@ -31,7 +31,9 @@ type machine struct {
 	free  func() // gives back its user, and what is kept of it
 	done  chan struct{}
 
-	rec     *owned // of a machine with a name
+	resets chan struct{} // see vmm.Desk
+
+	rec     *owned // nil: it has no name
 	adopted bool   // not started by this process, which may have missed something
 
 	op sync.Mutex // one change of the machine's state at a time
@@ -55,6 +57,12 @@ func (m *machine) run(out *os.File, mon *monitor) {
 
 // event is called by the monitor.
 func (m *machine) event(name string, data json.RawMessage) {
+	if name == "RESET" {
+		select {
+		case m.resets <- struct{}{}:
+		default: // it was told, and not heard yet
+		}
+	}
 	if name != "SHUTDOWN" {
 		return
 	}
@@ -123,18 +131,15 @@ func (m *machine) watch(heard <-chan struct{}) {
 }
 
 // Leave implements vmm.Adopter.
-func (d *Driver) Leave(m vmm.VM) {
-	if m := m.(*machine); m.rec != nil && !isClosed(m.done) {
-		m.leave()
-	}
-}
-
-func isClosed(done <-chan struct{}) bool {
+func (d *Driver) Leave(vm vmm.VM) {
+	m := vm.(*machine)
 	select {
-	case <-done:
-		return true
+	case <-m.done:
+		return
 	default:
-		return false
+	}
+	if m.rec != nil {
+		m.leave()
 	}
 }
 

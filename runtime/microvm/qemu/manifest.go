@@ -41,28 +41,41 @@ type identity struct {
 	Disk      int64   `json:"disk"`
 	NIC       bool    `json:"nic"`
 	Blocks    []int64 `json:"blocks,omitempty"`
+	Firmware  bool    `json:"firmware,omitempty"` // and the kernel is it
+	Video     string  `json:"video,omitempty"`
+	Bus       string  `json:"bus,omitempty"`
 }
+
+// noFile is the digest of an initramfs where there is none.
+var noFile = strings.Repeat("0", 64)
 
 // identity of the machine that a line starts, whatever its descriptors.
 func (d *Driver) identity(l line) identity {
 	s := l.shape
 	plain := line{accel: l.accel, shape: s, firmware: d.cfg.Firmware, slots: make([]int, len(s.Pmem)), blocks: make([]int, len(s.Blocks)), initramfs: 1}
 	sum := sha256.Sum256([]byte(strings.Join(plain.args(), "\x00")))
-	return identity{QEMU: d.version, Accel: l.accel, Line: hex.EncodeToString(sum[:]), Kernel: s.Kernel.SHA256, Initramfs: s.Initramfs.SHA256,
-		Append: s.Append, CPUs: s.CPUs, Memory: s.Memory, Pmem: append([]int64{}, s.Pmem...), Disk: s.Disk, NIC: s.NIC, Blocks: slices.Clone(s.Blocks)}
+	initramfs := s.Initramfs.SHA256
+	if s.Firmware {
+		initramfs = noFile
+	}
+	return identity{QEMU: d.version, Accel: l.accel, Line: hex.EncodeToString(sum[:]), Kernel: s.Kernel.SHA256, Initramfs: initramfs,
+		Append: s.Append, CPUs: s.CPUs, Memory: s.Memory, Pmem: append([]int64{}, s.Pmem...), Disk: s.Disk, NIC: s.NIC, Blocks: slices.Clone(s.Blocks),
+		Firmware: s.Firmware, Video: s.Video, Bus: s.Bus}
 }
 
 func (i identity) equal(j identity) bool {
 	a, b := i, j
 	a.Pmem, b.Pmem = nil, nil
 	return slices.Equal(i.Pmem, j.Pmem) && slices.Equal(i.Blocks, j.Blocks) && a.QEMU == b.QEMU && a.Accel == b.Accel && a.Line == b.Line && a.Kernel == b.Kernel &&
-		a.Initramfs == b.Initramfs && a.Append == b.Append && a.CPUs == b.CPUs && a.Memory == b.Memory && a.Disk == b.Disk && a.NIC == b.NIC
+		a.Initramfs == b.Initramfs && a.Append == b.Append && a.CPUs == b.CPUs && a.Memory == b.Memory && a.Disk == b.Disk && a.NIC == b.NIC &&
+		a.Firmware == b.Firmware && a.Video == b.Video && a.Bus == b.Bus
 }
 
 // shape has the digests of the kernel and the initramfs, and not the files.
 func (i identity) shape() vmm.Shape {
 	return vmm.Shape{Kernel: vmm.File{SHA256: i.Kernel}, Initramfs: vmm.File{SHA256: i.Initramfs}, Append: i.Append,
-		CPUs: i.CPUs, Memory: i.Memory, Pmem: i.Pmem, Disk: i.Disk, NIC: i.NIC, Blocks: i.Blocks}
+		CPUs: i.CPUs, Memory: i.Memory, Pmem: i.Pmem, Disk: i.Disk, NIC: i.NIC, Blocks: i.Blocks,
+		Firmware: i.Firmware, Video: i.Video, Bus: i.Bus}
 }
 
 // key names a template.

@@ -61,30 +61,56 @@ func (m *machine) Snapshot(ctx context.Context, dir string) (err error) {
 	return publish(ctx, work, dir, man)
 }
 
+// openSnapshot reads a snapshot to its end, and returns it at its beginning if it is whole.
+func openSnapshot(ctx context.Context, op, dir string) (man manifest, _ *os.File, err error) {
+	if man, err = readManifest(dir, kindSnapshot); err != nil {
+		return man, nil, dsec.E(dsec.ClassOf(err), op, dir, err)
+	}
+	state, err := openState(dir, man.State)
+	if err != nil {
+		return man, nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = state.Close()
+		}
+	}()
+	h := sha256.New()
+	if _, err := io.Copy(h, within.Reader(ctx, state)); err != nil {
+		return man, nil, dsec.E(readClass(err), op, state.Name(), cause(err))
+	}
+	if hex.EncodeToString(h.Sum(nil)) != man.State.SHA256 {
+		return man, nil, dsec.Errorf(dsec.Corrupt, op, state.Name(), "its digest is not that of its manifest")
+	}
+	if _, err := state.Seek(0, io.SeekStart); err != nil {
+		return man, nil, dsec.E(dsec.Internal, op, state.Name(), cause(err))
+	}
+	return man, state, nil
+}
+
+// CheckSnapshot says whether Restore would take one: that it is whole, and of such a QEMU.
+func (d *Driver) CheckSnapshot(ctx context.Context, dir string) error {
+	man, state, err := openSnapshot(ctx, "check snapshot", dir)
+	if err != nil {
+		return err
+	}
+	_ = state.Close()
+	if want := d.identity(line{accel: man.Identity.Accel, shape: man.Identity.shape()}); !want.equal(man.Identity) {
+		return dsec.Errorf(dsec.Unsupported, "check snapshot", dir, "it is of %s with another command line; this is %s", dsec.Quote(man.Identity.QEMU), dsec.Quote(d.version))
+	}
+	return nil
+}
+
 // Restore starts a machine from a snapshot, paused.
 func (d *Driver) Restore(ctx context.Context, dir string, dev vmm.Devices) (vmm.VM, error) {
 	const op = "restore"
 	ctx, cancel := context.WithTimeout(ctx, migrateTime)
 	defer cancel()
-	man, err := readManifest(dir, kindSnapshot)
-	if err != nil {
-		return nil, dsec.E(dsec.ClassOf(err), op, dir, err)
-	}
-	state, err := openState(dir, man.State)
+	man, state, err := openSnapshot(ctx, op, dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = state.Close() }()
-	h := sha256.New()
-	if _, err := io.Copy(h, within.Reader(ctx, state)); err != nil {
-		return nil, dsec.E(readClass(err), op, state.Name(), cause(err))
-	}
-	if hex.EncodeToString(h.Sum(nil)) != man.State.SHA256 {
-		return nil, dsec.Errorf(dsec.Corrupt, op, state.Name(), "its digest is not that of its manifest")
-	}
-	if _, err := state.Seek(0, io.SeekStart); err != nil {
-		return nil, dsec.E(dsec.Internal, op, state.Name(), cause(err))
-	}
 	m, err := d.incoming(ctx, man, dev, &inherit{}, 0)
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"bytes"
+	"cmp"
 	"io"
 	"os"
 	"os/exec"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/opendsec/dsec/runtime/microvm/vmm"
 )
 
 // Command is a process to start, as data: another process can start it too.
@@ -94,15 +97,33 @@ const maxSaid = 16 << 10
 
 // tail keeps the end of what it is written.
 type tail struct {
+	most int // bytes; 0: maxSaid
 	mu   sync.Mutex
 	kept []byte
+}
+
+// maxConsole is how much is kept of one whose console is of use to somebody.
+const maxConsole = 256 << 10
+
+func newTail(s vmm.Shape) *tail {
+	if s.Firmware {
+		return &tail{most: maxConsole}
+	}
+	return &tail{most: maxSaid}
+}
+
+func (t *tail) bytes() []byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return bytes.Clone(t.kept)
 }
 
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.kept = append(t.kept, p[max(0, len(p)-maxSaid):]...)
-	if over := len(t.kept) - maxSaid; over > 0 {
+	most := cmp.Or(t.most, maxSaid)
+	t.kept = append(t.kept, p[max(0, len(p)-most):]...)
+	if over := len(t.kept) - most; over > 0 {
 		t.kept = append(t.kept[:0], t.kept[over:]...)
 	}
 	return len(p), nil

@@ -130,7 +130,7 @@ func (d *Driver) launch(ctx context.Context, l line, files *inherit) (_ *machine
 			giveBack()
 		}
 	}
-	m := &machine{shape: l.shape, ident: ident, proc: proc, agent: agent, said: &tail{}, free: free, rec: rec, done: make(chan struct{})}
+	m := &machine{shape: l.shape, ident: ident, proc: proc, agent: agent, said: newTail(l.shape), free: free, rec: rec, resets: make(chan struct{}, 1), done: make(chan struct{})}
 	// Ours are closed before anybody waits for the end of the pipe or a connection.
 	closeAll(in)
 	in = nil
@@ -182,7 +182,9 @@ func (d *Driver) Start(ctx context.Context, s vmm.Shape, dev vmm.Devices) (vmm.V
 	files := &inherit{}
 	l := line{accel: d.accelOf(s.Kernel.SHA256), shape: s}
 	l.kernel = files.add(openChecked(ctx, s.Kernel))
-	l.initramfs = files.add(openChecked(ctx, s.Initramfs))
+	if !s.Firmware {
+		l.initramfs = files.add(openChecked(ctx, s.Initramfs))
+	}
 	l.devices(files, dev)
 	m, err := d.launch(ctx, l, files)
 	if err != nil {
@@ -209,7 +211,10 @@ func (l *line) devices(files *inherit, dev vmm.Devices) {
 			l.slots = append(l.slots, files.add(zeros(n, true)))
 		}
 	}
-	if s.Disk > 0 {
+	if s.Firmware {
+		l.disk = files.add(openOverlay(dev.Disk))
+		l.base = files.lend(dev.Base)
+	} else if s.Disk > 0 {
 		l.disk = files.add(openDisk(dev.Disk, s.Disk))
 	}
 	for i, n := range s.Blocks {

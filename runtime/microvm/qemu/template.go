@@ -427,7 +427,12 @@ func (d *Driver) incoming(ctx context.Context, man manifest, dev vmm.Devices, fi
 		files.close()
 		return nil, err
 	}
-	l.kernel = files.add(openStub())
+	if l.shape.Firmware {
+		l.incoming = true
+		l.kernel = files.add(openChecked(ctx, vmm.File{Path: dev.Firmware, SHA256: man.Identity.Kernel}))
+	} else {
+		l.kernel = files.add(openStub())
+	}
 	l.devices(files, dev)
 	return d.launch(ctx, l, files)
 }

@@ -82,6 +82,12 @@ type Shape struct {
 	Disk      int64   // size of the writable /dev/vda in bytes, a multiple of 512; 0: none
 	Blocks    []int64 // sizes of read-only disks behind it in bytes, multiples of 512
 	NIC       bool    // an interface, the same address in every machine
+
+	// Firmware: Kernel is a firmware instead (SeaBIOS, OVMF), which boots the disk. There is no initramfs,
+	// no command line and no slot, and the machine may start itself anew. Desk machines are such.
+	Firmware bool
+	Video    string // with a firmware: a screen ("std" or "virtio"), a keyboard and a tablet; "": none
+	Bus      string // with a firmware, of the disk: "" is virtio, "sata"
 }
 
 // Devices are what is behind the slots of a Shape for one machine.
@@ -104,6 +110,14 @@ type Devices struct {
 	// Disk is a file, exactly of the Shape's size. No two machines share one: the
 	// second is refused as a Conflict.
 	Disk string
+
+	// Base is what a disk of a machine with a firmware holds where nothing was written, exactly of the
+	// Shape's size, and never changed; Disk is a qcow2 file over it then, which names no other file.
+	// The caller keeps it, and may close it when the machine was started.
+	Base *os.File
+
+	// Firmware is where that of the shape is; Restore needs it, Start does not.
+	Firmware string
 
 	// Tap is an open tap interface, or nil: the interface has no cable. The
 	// caller keeps it, and closes it when the machine was started.
@@ -245,8 +259,16 @@ func (s Shape) Check() error {
 		return dsec.Errorf(dsec.Invalid, op, object, format, args...)
 	}
 	switch {
+	case s.Firmware:
+		if err := s.checkDesk(); err != nil {
+			return err
+		}
 	case s.Kernel.Path == "" || s.Initramfs.Path == "":
 		return bad("it has no kernel or no initramfs")
+	case s.Video != "" || s.Bus != "":
+		return bad("a screen or a bus of its disk, without a firmware")
+	}
+	switch {
 	case s.CPUs < 1 || s.CPUs > 255:
 		return bad("%d processors, from 1 to 255", s.CPUs)
 	case s.Memory < 32<<20 || s.Memory > 1<<40 || s.Memory%(1<<20) != 0:
@@ -288,6 +310,8 @@ func (d Devices) Check(s Shape) error {
 		return dsec.Errorf(dsec.Invalid, op, object, "%d read-only files for %d disks", len(d.Blocks), len(s.Blocks))
 	case (d.Disk != "") != (s.Disk > 0):
 		return dsec.Errorf(dsec.Invalid, op, object, "a disk file and a disk of %d bytes in the shape: both or none", s.Disk)
+	case (d.Base != nil) != s.Firmware:
+		return dsec.Errorf(dsec.Invalid, op, object, "a base of the disk and a firmware: both or none")
 	case d.Tap != nil && !s.NIC:
 		return dsec.Errorf(dsec.Invalid, op, object, "a tap for a shape without an interface")
 	case d.Name != "":

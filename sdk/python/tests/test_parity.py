@@ -12,7 +12,7 @@ import pytest
 import libdsec
 
 HERE = Path(__file__).resolve().parent
-PAIRS = ["Client", "Sandbox", "Process", "OutputStream", "Session", "Files", "Layers", "Port"]
+PAIRS = ["Client", "Sandbox", "Process", "OutputStream", "Session", "Files", "Layers", "Port", "Screen"]
 DUNDER = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
 
 

@@ -17,7 +17,7 @@ TARGET = SOURCE / "_sync.py"
 CLASSES = [("_client", "AsyncClient"), ("_sandbox", "AsyncSandbox"), ("_process", "AsyncProcess"),
            ("_process", "AsyncOutputStream"), ("_session", "AsyncSession"), ("_files", "AsyncFiles"),
            ("_watch", "AsyncWatch"), ("_layers", "AsyncLayers"), ("_images", "AsyncImages"),
-           ("_images", "AsyncTemplates"), ("_port", "AsyncPort")]
+           ("_images", "AsyncTemplates"), ("_port", "AsyncPort"), ("_screen", "AsyncScreen")]
 DUNDER = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
 # Written by hand in the header below.
 BY_HAND = {("AsyncClient", "close"), ("AsyncPort", "http")}
@@ -43,6 +43,7 @@ from ._port import AsyncPort, sync_http
 from ._portal import Portal
 from ._process import AsyncOutputStream, AsyncProcess
 from ._sandbox import AsyncSandbox, Command
+from ._screen import AsyncScreen, Point, Region, Screenshot
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .calls import Call, CallResult
@@ -110,7 +111,7 @@ _PLAIN: dict[type, Callable[..., Any]] = {
 
 def plain(text: str) -> str:
     """Names of the plain classes in a type or a doc string."""
-    text = re.sub(r"\bAsync(?=(Client|Sandbox|Process|OutputStream|Session|Files|Watch|Layers|Images|Templates|Port)\b)", "", text)
+    text = re.sub(r"\bAsync(?=(Client|Sandbox|Process|OutputStream|Session|Files|Watch|Layers|Images|Templates|Port|Screen)\b)", "", text)
     return text.replace("AsyncIterator", "Iterator").replace("AsyncGenerator", "Iterator")
 
 

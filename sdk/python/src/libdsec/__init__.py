@@ -18,8 +18,9 @@ from ._layers import AsyncLayers
 from ._port import AsyncPort
 from ._process import AsyncOutputStream, AsyncProcess
 from ._sandbox import AsyncSandbox
+from ._screen import AsyncScreen, Screenshot
 from ._session import AsyncSession
-from ._sync import Client, Files, Images, Layers, OutputStream, Port, Process, Sandbox, Session, Templates, Watch
+from ._sync import Client, Files, Images, Layers, OutputStream, Port, Process, Sandbox, Screen, Session, Templates, Watch
 from ._watch import AsyncWatch
 from .calls import Call, CallResult
 from .errors import *  # noqa: F403
@@ -31,8 +32,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient", "AsyncFiles", "AsyncImages", "AsyncLayers", "AsyncOutputStream", "AsyncPort", "AsyncProcess", "AsyncSandbox",
-    "AsyncSession", "AsyncTemplates", "AsyncWatch", "Call", "CallResult", "Client", "Creating", "Egress", "EgressRow", "Files", "Images", "Layers", "NetworkRule", "NetworkState", "OutputStream",
+    "AsyncScreen", "AsyncSession", "AsyncTemplates", "AsyncWatch", "Call", "CallResult", "Client", "Creating", "Egress", "EgressRow", "Files", "Images", "Layers", "NetworkRule", "NetworkState", "OutputStream",
     "Phase", "PhaseState", "Port",
-    "Process", "Sandbox", "Session", "Templates", "Watch",
+    "Process", "Sandbox", "Screen", "Screenshot", "Session", "Templates", "Watch",
     *errors.__all__, *types.__all__,
 ]

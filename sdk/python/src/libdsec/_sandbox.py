@@ -10,6 +10,7 @@ from ._files import AsyncFiles
 from ._mux import Sub
 from ._port import AsyncPort
 from ._process import AsyncProcess, finish, raise_for
+from ._screen import AsyncScreen
 from ._session import AsyncSession
 from ._transport import new_key
 from ._wire import Json
@@ -67,6 +68,11 @@ class AsyncSandbox:
     def files(self) -> AsyncFiles:
         """Files as the sandbox's default user."""
         return AsyncFiles(self._client, self.id)
+
+    @property
+    def screen(self) -> AsyncScreen:
+        """Its screen, keyboard and pointer, if it is a machine with one."""
+        return AsyncScreen(self._client, self.id)
 
     async def __aenter__(self) -> AsyncSandbox:
         return self
@@ -346,6 +352,26 @@ class AsyncSandbox:
         """Ends it in so many seconds from now, unless renewed."""
         return await self._change("Renew", lifetime=seconds)
 
+    async def mark(self, name: str) -> None:
+        """Keeps what it is at this moment, its memory, programs and disk, to go back to. It counts for its disk limit."""
+        await self._machine("Mark", name=name)
+
+    async def revert(self, name: str) -> None:
+        """Goes back to a mark, and runs on from there. Commands that were started since are gone."""
+        await self._machine("Revert", name=name)
+
+    async def marks(self) -> list[str]:
+        """The names of its marks."""
+        return w.strings(await self._client._call("Screens/Marks", {"id": self.id}), "names")
+
+    async def console(self) -> str:
+        """The end of what it wrote to its serial port, if it is a machine with one."""
+        return w.data(await self._client._call("Screens/Console", {"id": self.id}), "text").decode("utf-8", "replace")
+
+    async def power(self, how: str) -> None:
+        """Presses a button of the machine: "button", upon which the system may shut down, or "reset"."""
+        await self._machine("Power", power=how)
+
     async def renew(self) -> SandboxInfo:
         """It is in use: moves its idle clock."""
         return await self._change("Renew")
@@ -437,6 +463,9 @@ class AsyncSandbox:
     async def diff(self, most: int = 0) -> Diff:
         """What its disk differs in from its layers; at most so many paths (0: 100,000)."""
         return await self._client.diff(self.id, most)
+
+    async def _machine(self, method: str, **fields: str) -> None:
+        await self._client._call(f"Screens/{method}", {"id": self.id, "call_id": new_key(), **fields}, timeout=600.0)
 
     async def _change(self, method: str, timeout: float | None = None, **fields: Any) -> SandboxInfo:
         request = w.drop_empty({"id": self.id, "call_id": new_key(), **fields})

@@ -19,6 +19,7 @@ from ._port import AsyncPort, sync_http
 from ._portal import Portal
 from ._process import AsyncOutputStream, AsyncProcess
 from ._sandbox import AsyncSandbox, Command
+from ._screen import AsyncScreen, Point, Region, Screenshot
 from ._session import AsyncSession
 from ._watch import AsyncWatch
 from .calls import Call, CallResult
@@ -209,6 +210,11 @@ class Sandbox:
         """Files as the sandbox's default user."""
         return cast("Files", self._wrap(self._core.files))
 
+    @property
+    def screen(self) -> Screen:
+        """Its screen, keyboard and pointer, if it is a machine with one."""
+        return cast("Screen", self._wrap(self._core.screen))
+
     def __enter__(self) -> Sandbox:
         return self
 
@@ -338,6 +344,26 @@ class Sandbox:
     def set_timeout(self, seconds: float) -> SandboxInfo:
         """Ends it in so many seconds from now, unless renewed."""
         return self._portal.run(self._core.set_timeout(seconds))
+
+    def mark(self, name: str) -> None:
+        """Keeps what it is at this moment, its memory, programs and disk, to go back to. It counts for its disk limit."""
+        self._portal.run(self._core.mark(name))
+
+    def revert(self, name: str) -> None:
+        """Goes back to a mark, and runs on from there. Commands that were started since are gone."""
+        self._portal.run(self._core.revert(name))
+
+    def marks(self) -> list[str]:
+        """The names of its marks."""
+        return self._portal.run(self._core.marks())
+
+    def console(self) -> str:
+        """The end of what it wrote to its serial port, if it is a machine with one."""
+        return self._portal.run(self._core.console())
+
+    def power(self, how: str) -> None:
+        """Presses a button of the machine: "button", upon which the system may shut down, or "reset"."""
+        self._portal.run(self._core.power(how))
 
     def renew(self) -> SandboxInfo:
         """It is in use: moves its idle clock."""
@@ -876,6 +902,62 @@ class Port:
         return sync_http(self._core, options)
 
 
+class Screen:
+    """The screen of a sandbox. Positions are pixels, from the left and the top.
+
+    What an action makes of the screen comes when it comes: take pictures until it is there.
+    Raises Unsupported where the tier, or the machine, has no screen.
+    """
+
+    def __init__(self, portal: Portal, client: Client, core: AsyncScreen) -> None:
+        self._portal = portal
+        self._client = client
+        self._core = core
+
+    def _wrap(self, core: Any) -> Any:
+        return _wrap(self._portal, self._client, core)
+
+    def screenshot(self, region: Region | None=None) -> Screenshot:
+        """What it shows now; ``region``: x, y, width, height of a part."""
+        return self._portal.run(self._core.screenshot(region))
+
+    def move(self, x: int, y: int) -> None:
+        """Moves the pointer."""
+        self._portal.run(self._core.move(x, y))
+
+    def click(self, x: int, y: int, button: str='left', count: int=1) -> None:
+        """Clicks there, ``count`` times with "left", "middle" or "right"."""
+        self._portal.run(self._core.click(x, y, button, count))
+
+    def double_click(self, x: int, y: int) -> None:
+        """Clicks there twice."""
+        self._portal.run(self._core.double_click(x, y))
+
+    def drag(self, start: Point, end: Point, button: str='left') -> None:
+        """Moves from one point to another with a button held."""
+        self._portal.run(self._core.drag(start, end, button))
+
+    def scroll(self, x: int, y: int, down: int=0, right: int=0) -> None:
+        """Turns the wheel there; negative steps go up and left."""
+        self._portal.run(self._core.scroll(x, y, down, right))
+
+    def keys(self, *keys: str) -> None:
+        """Presses keys in order and lets them go in reverse: ``keys("ctrl", "alt", "t")``."""
+        self._portal.run(self._core.keys(*keys))
+
+    def type(self, text: str, compose: bool=False) -> None:
+        """Types on a US keyboard.
+
+        ``compose`` types what that has no key for as Ctrl+Shift+U, its number and Space, which
+        GTK, IBus and some other programs understand; without it that is Unsupported.
+        """
+        self._portal.run(self._core.type(text, compose))
+
+    def act(self, actions: Sequence[dict[str, Any]]) -> None:
+        """Several actions in one call, each as the methods here make them: ``{"kind": "click", "x": 1, "y": 2}``."""
+        self._portal.run(self._core.act(actions))
+
+
 def _wrap(portal: Portal, client: Client, core: Any) -> Any:
     """The plain object of an asynchronous one; anything else as it is."""
     if isinstance(core, AsyncClient):
@@ -897,4 +979,5 @@ _PLAIN: dict[type, Callable[..., Any]] = {
     AsyncImages: Images,
     AsyncTemplates: Templates,
     AsyncPort: Port,
+    AsyncScreen: Screen,
 }

@@ -1,0 +1,169 @@
+package fullvm
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/guest"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/microvm/vmm"
+)
+
+// Exits tells of ends that nobody asked for.
+func (r *Runtime) Exits() <-chan runtime.Exit { return r.exits }
+
+// sendExits hands what is in unsent to the receiver.
+func (r *Runtime) sendExits() {
+	for {
+		r.mu.Lock()
+		next := &runtime.Exit{}
+		var to chan<- runtime.Exit // nil: nothing to send, and a nil channel is never ready
+		if len(r.unsent) > 0 {
+			next, to = r.unsent[0], r.exits
+		}
+		r.mu.Unlock()
+		select {
+		case to <- *next:
+			r.mu.Lock()
+			r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x == next })
+			r.mu.Unlock()
+		case <-r.wake: // it grew, or what is first was acknowledged
+		case <-r.life.Done():
+			return
+		}
+	}
+}
+
+func (r *Runtime) report(x runtime.Exit) {
+	r.mu.Lock()
+	r.unsent = append(r.unsent, &x)
+	r.mu.Unlock()
+	r.kick()
+}
+
+// acknowledge drops the report of a sandbox that was not received yet.
+func (r *Runtime) acknowledge(id dsec.SandboxID) {
+	r.mu.Lock()
+	r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x.ID == id })
+	r.mu.Unlock()
+	r.kick()
+}
+
+func (r *Runtime) kick() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// end marks a running sandbox as ended and reports it, once. It returns false if the sandbox did not
+// run, or is being ended anyway.
+func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
+	x.ID = sb.id
+	sb.mu.Lock()
+	if sb.phase != running || sb.stopping {
+		sb.mu.Unlock()
+		return false
+	}
+	sb.phase = ended
+	rec := *sb.rec
+	rec.Exit = &x
+	sb.rec = &rec
+	sb.mu.Unlock()
+	if err := r.write(&rec); err != nil { // who opens it next finds no machine, and says so
+		r.log.Warn("write down the end of a sandbox", "sandbox", sb.id, "err", err)
+	}
+	r.report(x)
+	return true
+}
+
+// machineEnded says why a machine is gone that nobody ended.
+func (r *Runtime) machineEnded(sb *sandbox, vm vmm.Desk) {
+	if sb.machineNow() != vm {
+		return
+	}
+	r.end(sb, r.verdict(sb, vm.Err()))
+}
+
+func (r *Runtime) verdict(sb *sandbox, err error) runtime.Exit {
+	what := "QEMU ended"
+	if err != nil {
+		what = err.Error()
+	}
+	x := runtime.Exit{Cause: dsec.CauseUnknown, By: dsec.InducedByUnknown, Evidence: []string{what}}
+	select {
+	case <-r.cfg.Lost:
+		return runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform, Evidence: []string{"the process that held the sandbox (dsec-hold) ended", what}}
+	default:
+	}
+	sb.mu.Lock()
+	g := sb.group
+	sb.mu.Unlock()
+	if g != nil {
+		if s, serr := g.Stats(); serr == nil && s.OOMKills > 0 {
+			x.Cause, x.By = dsec.CauseOOM, dsec.InducedBySelf
+			x.Evidence = append(x.Evidence, fmt.Sprintf("limit %d bytes, peak %d bytes, %d processes killed by it", s.MemoryLimit, s.MemoryPeak, s.OOMKills))
+			return x
+		}
+	}
+	switch {
+	case dsec.ClassOf(err) != dsec.SandboxGone || strings.Contains(what, "while nobody owned it"):
+	case strings.Contains(what, "guest-shutdown"):
+		x.Cause, x.By = dsec.CauseCompleted, dsec.InducedBySelf
+	default: // it crashed
+		x.Cause, x.By = dsec.CauseAgentDamage, dsec.InducedBySelf
+	}
+	return x
+}
+
+// selfEnded ends a sandbox whose programs have ended what it is for.
+func (r *Runtime) selfEnded(sb *sandbox, why string) {
+	if r.end(sb, runtime.Exit{Cause: dsec.CauseAgentDamage, By: dsec.InducedBySelf, Evidence: []string{why}}) {
+		r.tasks.Go(func() { r.off(sb) })
+	}
+}
+
+// watchCommand ends a sandbox with its main command, or by its own wish with one that ran out of memory.
+func (r *Runtime) watchCommand(sb *sandbox, c *guest.Client, p process.Process) {
+	spec := sb.record().Request.Spec
+	isMain := p.Spec().ID == mainID && len(spec.Command) > 0
+	if !isMain && spec.OOM != dsec.OOMSandbox {
+		return
+	}
+	r.tasks.Go(func() {
+		ctx, cancel := context.WithCancel(r.life)
+		defer cancel()
+		res, err := p.Wait(ctx)
+		if err != nil || res.Status == process.Killed && !isMain {
+			return
+		}
+		sb.mu.Lock()
+		now := sb.client
+		sb.mu.Unlock()
+		if now != c {
+			return // of another life of the machine
+		}
+		x := runtime.Exit{Cause: dsec.CauseCompleted, By: dsec.InducedBySelf, Evidence: []string{fmt.Sprintf("the main process exited with %d", res.ExitCode)}}
+		switch {
+		case res.OOM:
+			x.Cause, x.Evidence = dsec.CauseOOM, []string{fmt.Sprintf("command %s was killed by the memory limit", p.Spec().ID)}
+		case !isMain:
+			return
+		case res.Signal != 0:
+			x.Cause, x.Evidence = dsec.CauseAgentError, []string{fmt.Sprintf("the main process was ended by signal %d (%s)", res.Signal, syscall.Signal(res.Signal))}
+		}
+		if !r.end(sb, x) {
+			return
+		}
+		sctx, scancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
+		defer scancel()
+		_ = c.Shutdown(sctx, 0) // the disk has what it wrote, if it answers
+		r.tasks.Go(func() { r.off(sb) })
+	})
+}

@@ -1,0 +1,280 @@
+package fullvm
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/runtime"
+)
+
+// off ends the machine of a sandbox, if there is one, and the session with it.
+func (r *Runtime) off(sb *sandbox) {
+	sb.mu.Lock()
+	vm := sb.vm
+	sb.stopping = sb.phase != ended
+	sb.mu.Unlock()
+	sb.letGo()
+	if vm != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), lifecycle.UndoLimit)
+		defer cancel()
+		if err := vm.Stop(ctx); err != nil { // and was killed
+			r.log.Warn("stop a machine", "sandbox", sb.id, "err", err)
+		}
+	}
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	if sb.vm == vm {
+		sb.vm, sb.client = nil, nil
+	}
+}
+
+// Stop asks the main command, or else the system, to end, waits for grace, then ends the machine.
+func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Duration) error {
+	const op = "stop sandbox"
+	sb, err := r.acquire(ctx, op, id)
+	if err != nil {
+		return err
+	}
+	defer sb.unlock()
+	if sb.getPhase() == stopped {
+		return nil
+	}
+	if sb.getPhase() == running {
+		r.ask(ctx, sb, grace)
+	}
+	if err := ctx.Err(); err != nil {
+		return dsec.E(dsec.ClassOf(err), op, string(id), context.Cause(ctx))
+	}
+	hctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*lifecycle.UndoLimit)
+	defer cancel()
+	return wrap(op, id, r.halt(hctx, sb))
+}
+
+// ask gives what runs a chance to end by itself. That it does not is no error.
+func (r *Runtime) ask(ctx context.Context, sb *sandbox, grace time.Duration) {
+	sb.mu.Lock()
+	sb.stopping = true // its end is what was asked for
+	vm, c, rec := sb.vm, sb.client, sb.rec
+	sb.mu.Unlock()
+	if vm == nil {
+		return
+	}
+	if rec.Paused {
+		_ = vm.Resume(ctx) // who stands still does not hear
+	}
+	ctx, cancel := context.WithTimeout(ctx, grace+lifecycle.UndoLimit)
+	defer cancel()
+	if c != nil {
+		_ = c.Resume(ctx, resumption())
+		_ = c.Shutdown(ctx, grace) // the disk has all it wrote when this returns
+		return
+	}
+	if grace <= 0 || vm.PowerButton(ctx) != nil {
+		return
+	}
+	late := time.NewTimer(grace)
+	defer late.Stop()
+	select {
+	case <-vm.Done():
+	case <-late.C:
+	case <-ctx.Done():
+	}
+}
+
+// halt ends the machine and keeps the disk.
+func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
+	last, serr := r.sample(ctx, sb)
+	if serr != nil {
+		r.log.Warn("sample a sandbox at its end", "sandbox", sb.id, "err", serr)
+	}
+	r.off(sb)
+	if err := r.removeGroup(ctx, sb); err != nil {
+		return err
+	}
+	r.cfg.Mounts.Unuse(string(sb.id))
+	if err := r.change(sb, func(rec *record) {
+		rec.Stopped, rec.Paused, rec.Exit, rec.Last = true, false, nil, &last
+	}); err != nil {
+		return err
+	}
+	r.acknowledge(sb.id)
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	sb.phase, sb.stopping = stopped, false
+	return nil
+}
+
+// Destroy removes everything of an id, whatever there is of it.
+func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
+	const op = "destroy sandbox"
+	if _, _, err := dsec.ParseSandboxID(string(id)); err != nil {
+		return err
+	}
+	sb := r.reserve(id)
+	undo := sb.announceRemoval() // ends what is in flight before its turn comes
+	if err := sb.lock(ctx, op); err != nil {
+		undo()
+		return err
+	}
+	defer sb.unlock()
+	if !r.current(sb) {
+		return nil // another call destroyed it
+	}
+	sb.setPhase(removing)
+	// Once begun it is finished: a half-destroyed sandbox serves nobody.
+	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*lifecycle.UndoLimit)
+	defer cancel()
+	return wrap(op, id, r.remove(dctx, sb))
+}
+
+// announceRemoval makes calls into a running sandbox fail from now on.
+func (sb *sandbox) announceRemoval() (undo func()) {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	was, c := sb.phase, sb.client
+	if was != running && was != ended {
+		return func() {}
+	}
+	sb.phase, sb.stopping = removing, true
+	if c != nil {
+		go func() { _ = c.Close() }()
+	}
+	return func() {
+		sb.mu.Lock()
+		defer sb.mu.Unlock()
+		if sb.phase == removing {
+			sb.phase, sb.stopping = was, false
+		}
+	}
+}
+
+// remove is all the undos of creation, by name. The state goes last.
+func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
+	r.kill(sb)
+	err := errors.Join(r.killNamed(ctx, sb.machine()), r.removeGroup(ctx, sb))
+	r.cfg.Mounts.Unuse(string(sb.id))
+	if err = errors.Join(err, r.cfg.Disks.Remove(ctx, string(sb.id))); err != nil {
+		return err
+	}
+	if err := r.removeState(sb.id); err != nil {
+		return err
+	}
+	r.forget(sb)
+	return nil
+}
+
+// kill is off without waiting for the disk.
+func (r *Runtime) kill(sb *sandbox) {
+	sb.mu.Lock()
+	vm := sb.vm
+	sb.mu.Unlock()
+	if vm != nil {
+		vm.Kill()
+	}
+	r.off(sb)
+}
+
+// killNamed ends a machine that nobody here has.
+func (r *Runtime) killNamed(ctx context.Context, name string) error {
+	vm, err := r.cfg.Machines.Adopt(ctx, name)
+	switch dsec.ClassOf(err) {
+	case "":
+		vm.Kill()
+		return nil
+	case dsec.NotFound, dsec.SandboxGone:
+		return nil
+	}
+	return err
+}
+
+// Pause stops the processors of the machine.
+func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
+	return r.turnTo(ctx, "pause sandbox", id, true)
+}
+
+// Resume lets them go on; the guest is told what time it is.
+func (r *Runtime) Resume(ctx context.Context, id dsec.SandboxID) error {
+	return r.turnTo(ctx, "resume sandbox", id, false)
+}
+
+func (r *Runtime) turnTo(ctx context.Context, op string, id dsec.SandboxID, paused bool) error {
+	sb, err := r.acquire(ctx, op, id)
+	if err != nil {
+		return err
+	}
+	defer sb.unlock()
+	_, vm, err := r.live(op, id)
+	if err != nil {
+		return err
+	}
+	if sb.isPaused() == paused {
+		return nil
+	}
+	// Written first: whoever finds it so makes it so.
+	if err := r.change(sb, func(rec *record) { rec.Paused = paused }); err != nil {
+		return err
+	}
+	if paused {
+		return wrap(op, id, vm.Pause(ctx))
+	}
+	return wrap(op, id, r.goOn(ctx, sb))
+}
+
+// goOn has a machine run, and its guest know that it stood still.
+func (r *Runtime) goOn(ctx context.Context, sb *sandbox) error {
+	sb.mu.Lock()
+	vm, c := sb.vm, sb.client
+	sb.mu.Unlock()
+	if vm == nil {
+		return dsec.Errorf(dsec.SandboxGone, "resume", "virtual machine", "it has ended")
+	}
+	if err := vm.Resume(ctx); err != nil {
+		return err
+	}
+	if c != nil {
+		ctx, cancel := context.WithTimeout(ctx, answerTime)
+		defer cancel()
+		if err := c.Resume(ctx, resumption()); err != nil {
+			r.log.Warn("tell a guest the time", "sandbox", sb.id, "err", err)
+		}
+	}
+	return nil
+}
+
+// Stats of a machine from outside; of one that stands, what it used last.
+func (r *Runtime) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error) {
+	sb, err := r.find("read stats", id)
+	if err != nil {
+		return runtime.Stats{}, err
+	}
+	s, err := r.sample(ctx, sb)
+	return s, wrap("read stats", id, err)
+}
+
+func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error) {
+	sb.mu.Lock()
+	g, rec := sb.group, sb.rec
+	sb.mu.Unlock()
+	var s runtime.Stats
+	if rec == nil {
+		return s, dsec.Errorf(dsec.NotFound, "read stats", string(sb.id), "no such sandbox")
+	}
+	if g == nil && rec.Last != nil {
+		s = *rec.Last
+		s.Memory = 0
+	}
+	if g != nil {
+		u, err := g.Stats()
+		if err != nil {
+			return s, err
+		}
+		s = runtime.Stats{CPU: u.CPU, Throttled: u.Throttled, Memory: u.Memory, MemoryPeak: u.MemoryPeak, MemoryLimit: u.MemoryLimit, Pids: u.Pids, PidsPeak: u.PidsPeak,
+			PidsLimit: u.PidsLimit, OOMKills: u.OOMKills, PidsDenied: u.PidsDenied}
+	}
+	d, err := r.cfg.Disks.Usage(ctx, string(sb.id))
+	s.Disk, s.DiskLimit = d.Used, d.Limit
+	return s, err
+}
