@@ -27,10 +27,10 @@ build: native ## build bin/dsec
 runsc: ## build gVisor's runsc, for isolation gvisor
 	@scripts/runsc.sh
 
-test: setup build .venv/.done lint runsc ## every test, race detector on
+test: setup build .venv/.done lint ## every test, race detector on; gVisor only if runsc was made
 	@scripts/test.sh
 
-test-go: native runsc ## only the Go tests
+test-go: native ## only the Go tests
 	@scripts/test.sh go
 
 test-py: build .venv/.done ## only the Python tests

@@ -108,12 +108,12 @@ func (sb *sandbox) make(ctx context.Context, told guest.Resume, undo *[]func()) 
 	root := ""
 	if !sb.spec.Machine {
 		var err error
-		if root, err = sb.mountAll(undo); err != nil {
+		if root, err = sb.mountAll(undo); err == nil {
+			err = furnishRoot(root, sb.spec.Dirs, told.Files)
+		}
+		if err != nil {
 			return err
 		}
-	}
-	if err := furnishRoot(root, sb.spec.Dirs, told.Files); err != nil {
-		return err
 	}
 	if err := sb.makeSpool(undo); err != nil {
 		return err

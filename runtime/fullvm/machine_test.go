@@ -33,6 +33,9 @@ const (
 // TestMachine boots one machine and does with it, in order, all that has to be seen; a boot takes most of the
 // time that these tests have.
 func TestMachine(t *testing.T) {
+	if os.Getenv("DSEC_LONG") == "" {
+		t.Skip("it boots a whole Debian, emulated: DSEC_LONG is not set")
+	}
 	w := newWorld(t)
 	b := w.boot(t)
 	t.Run("commands", b.commands)

@@ -64,6 +64,9 @@ func newWorld(t testing.TB, options ...func(*world)) *world {
 	if os.Geteuid() != 0 {
 		t.Skip("sandboxes need root and this test runs without it")
 	}
+	if _, err := os.Stat(runsc()); err != nil {
+		t.Skipf("%v: make runsc builds it, and make test-long does", err)
+	}
 	worldsMade.Lock()
 	worldsMade.n++
 	w := &world{dir: t.TempDir(), name: fmt.Sprintf("dsecg%d.%d", os.Getpid(), worldsMade.n), uidBase: 1<<29 + uint32(worldsMade.n)*1000*idCount}

@@ -281,6 +281,9 @@ func TestBrokenKernelAndLayer(t *testing.T) {
 
 // A pool without room refuses, and what was begun is gone.
 func TestNoRoomForADisk(t *testing.T) {
+	if !long {
+		t.Skip("it fills a disk of an emulated machine: DSEC_LONG is not set")
+	}
 	w := newWorld(t, tight)
 	_, err := w.r.Create(t.Context(), request(func(r *runtime.Request) { r.Spec.Limits.Disk = 1 << 30 }))
 	if err == nil {
