@@ -287,6 +287,9 @@ func (s *sandboxes) Resume(ctx context.Context, req *dsecv1.ResumeRequest) (*dse
 
 // Fork makes sandboxes, within the quota.
 func (s *sandboxes) Fork(ctx context.Context, req *dsecv1.ForkRequest) (*dsecv1.ForkResponse, error) {
+	if req.Count == 0 {
+		req.Count = 1
+	}
 	if req.Count < 1 || req.Count > maxForks {
 		return nil, dsec.Errorf(dsec.Invalid, "fork sandbox", req.Id, "%d copies, want 1 to %d", req.Count, maxForks)
 	}

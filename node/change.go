@@ -367,7 +367,13 @@ func (n *Node) Suspend(ctx context.Context, id dsec.SandboxID, callID string) (S
 		if t.state() == dsec.Paused {
 			return "", n.keep(t.remember(""))
 		}
-		return "", t.move(nil, t.remember(""), dsec.Paused) // an error: it is paused and said to run, which Recover mends
+		err := t.move(nil, t.remember(""), dsec.Paused)
+		if r, ok := t.rt.(runtime.Resumer); err != nil && ok {
+			uctx, stop := n.detached(ctx, undoLimit)
+			defer stop()
+			err = errors.Join(err, r.Resume(uctx, id))
+		}
+		return "", err
 	})
 	if err != nil {
 		return Sandbox{}, err

@@ -79,6 +79,9 @@ func (n *Node) fork(ctx context.Context, source *box, f runtime.Forker, count in
 	slots := make(chan struct{}, forksAtOnce)
 	var wg sync.WaitGroup
 	for i := range count {
+		if cctx.Err() != nil {
+			break
+		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
@@ -103,8 +106,11 @@ func (n *Node) fork(ctx context.Context, source *box, f runtime.Forker, count in
 // forkOne creates one copy; its name is nobody's, because it is the source's.
 func (n *Node) forkOne(ctx context.Context, source *box, moment string) (dsec.SandboxID, error) {
 	source.mu.Lock()
-	spec, project := source.rec.Spec, source.rec.Project
+	spec, project, now := source.rec.Spec, source.rec.Project, source.rec.Network
 	source.mu.Unlock()
+	if now != nil { // what was set since holds for a copy from its first packet
+		spec.Network, spec.Allow, spec.Cutoff, spec.MirrorDeny = now.Mode, now.Allow, now.Cutoff, now.MirrorDeny
+	}
 	if spec.Hostname == string(source.id) {
 		spec.Hostname = ""
 	}
@@ -125,14 +131,21 @@ func (n *Node) forkOne(ctx context.Context, source *box, moment string) (dsec.Sa
 
 // dropForks deletes copies that nobody gets.
 func (n *Node) dropForks(ctx context.Context, ids []dsec.SandboxID) {
-	dctx, stop := n.detached(ctx, undoLimit)
-	defer stop()
+	slots := make(chan struct{}, forksAtOnce)
+	var wg sync.WaitGroup
 	for _, id := range ids {
 		if id == "" {
 			continue
 		}
-		if _, err := n.Delete(dctx, id, ""); err != nil {
-			n.cfg.Log.Error("copy not deleted", "sandbox", id, "err", err)
-		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			dctx, stop := n.detached(ctx, undoLimit)
+			defer stop()
+			if _, err := n.Delete(dctx, id, ""); err != nil {
+				n.cfg.Log.Error("copy not deleted", "sandbox", id, "err", err)
+			}
+		})
 	}
+	wg.Wait()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -45,9 +46,11 @@ func (r *Runtime) adopt(ctx context.Context) error {
 	}
 	var keeper vmm.Adopter
 	machines := map[string]bool{}
+	var unreached error
 	if len(ids) > 0 {
-		m, err := r.open(ctx)
+		m, err := r.bring(ctx)
 		if err != nil {
+			unreached = err
 			r.log.Error("virtual machines of an earlier process cannot be reached", "err", err)
 		} else {
 			keeper, _ = m.VMM.(vmm.Adopter)
@@ -64,11 +67,15 @@ func (r *Runtime) adopt(ctx context.Context) error {
 	}
 	for _, id := range ids {
 		err := r.adoptOne(ctx, keeper, id, machines)
-		switch dsec.ClassOf(err) {
-		case "":
-		case dsec.Unsupported: // of another version
+		if errors.Is(err, errLost) && unreached != nil {
+			err = unreached
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, errVersion):
 			return err
 		default:
+			endStray(ctx, keeper, string(id))
 			r.lose(id, err)
 		}
 		delete(machines, string(id))
@@ -79,8 +86,14 @@ func (r *Runtime) adopt(ctx context.Context) error {
 	return r.removeStrays(ctx)
 }
 
+// errLost: its machine, or the hold that kept it, is gone.
+var errLost = errors.New("its virtual machine is gone, and what kept it")
+
 // endStray ends a machine that no sandbox has: one that served files, or was being made.
 func endStray(ctx context.Context, keeper vmm.Adopter, name string) {
+	if keeper == nil {
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, adoptTime)
 	defer cancel()
 	if m, err := keeper.Adopt(ctx, name); err == nil { // else it is gone already
@@ -109,6 +122,7 @@ func (r *Runtime) adoptOne(ctx context.Context, keeper vmm.Adopter, id dsec.Sand
 		return err
 	}
 	sb.rec = rec
+	r.sweepMemory(rec)
 	ready := rec.Ready == rec.Starts
 	if x := readExit(r.dir(id), id); x != nil && ready && !rec.Stopped {
 		if machines[string(id)] {
@@ -124,7 +138,8 @@ func (r *Runtime) adoptOne(ctx context.Context, keeper vmm.Adopter, id dsec.Sand
 			endStray(ctx, keeper, string(id))
 		}
 		sb.phase, sb.paused, sb.suspended = running, true, make(chan struct{})
-		return r.putAway(ctx, sb)
+		r.putAway(ctx, sb)
+		return nil
 	case rec.Stopped:
 		if machines[string(id)] {
 			endStray(ctx, keeper, string(id))
@@ -133,15 +148,26 @@ func (r *Runtime) adoptOne(ctx context.Context, keeper vmm.Adopter, id dsec.Sand
 		return errors.Join(r.groups.Remove(ctx, shared(id)), r.hold.Drop(ctx, netName(id)))
 	case ready && machines[string(id)]:
 		return r.adoptRunning(ctx, keeper, sb)
-	case ready: // its machine, or the hold that kept it, is gone
-		sb.phase = running
-		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform, Evidence: []string{"its virtual machine is gone, and what kept it"}})
-		return nil
+	case ready:
+		return errLost
 	case rec.Starts > 1:
 		return r.undoStart(ctx, keeper, sb)
 	}
 	r.log.Info("undo a half-made sandbox", "sandbox", id)
 	return r.drop(ctx, keeper, sb)
+}
+
+// sweepMemory removes what a suspension that was broken off has left.
+func (r *Runtime) sweepMemory(rec *record) {
+	left, _ := filepath.Glob(filepath.Join(r.dir(rec.Request.ID), ".tmp-*")) // the pattern is good
+	if !rec.Suspended {
+		left = append(left, r.memory(rec.Request.ID))
+	}
+	for _, path := range left {
+		if err := os.RemoveAll(path); err != nil {
+			r.log.Warn("remove what a suspension left", "sandbox", rec.Request.ID, "err", err)
+		}
+	}
 }
 
 // drop removes a sandbox of which there may be a machine that nobody owns.
@@ -189,6 +215,9 @@ func (r *Runtime) adoptRunning(ctx context.Context, keeper vmm.Adopter, sb *sand
 	}
 	sb.machine, sb.phase = m, running
 	c, err := r.session(ctx, sb)
+	if err != nil { // whatever class the guest has given it
+		err = dsec.E(dsec.Unavailable, "take over", string(sb.id), err)
+	}
 	if err == nil && c.Hello().State == guest.Fresh { // it began anew, which is none of the sandbox that was
 		err = dsec.Errorf(dsec.Unavailable, "take over", string(sb.id), "its guest has started again")
 	}

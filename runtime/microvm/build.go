@@ -59,6 +59,9 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 		return nil, dsec.Errorf(dsec.Conflict, op, string(req.ID), "destroyed by another call")
 	}
 	if rec := sb.record(); rec != nil {
+		if sb.getPhase() == removing {
+			return nil, dsec.Errorf(dsec.Conflict, op, string(req.ID), "one of that id is being removed")
+		}
 		return nil, sameRequest(op, rec.Request, req)
 	}
 	select {
@@ -179,7 +182,12 @@ func (b *build) begin() []lifecycle.Step {
 		}},
 		{Name: "layers", Do: b.back},
 		{Name: "cgroup", Do: func(context.Context) error { return b.cgroup(shared(b.sb.id)) },
-			Undo: func(ctx context.Context) error { return b.r.groups.Remove(ctx, shared(b.sb.id)) }},
+			Undo: func(ctx context.Context) error {
+				b.sb.mu.Lock()
+				b.sb.group = nil
+				b.sb.mu.Unlock()
+				return b.r.groups.Remove(ctx, shared(b.sb.id))
+			}},
 		{Name: "network", Do: b.network, Undo: func(ctx context.Context) error { return b.r.hold.Drop(ctx, netName(b.sb.id)) }},
 		{Name: "machine", Do: b.machine, Undo: b.sb.endMachine},
 		{Name: "resume", Do: func(ctx context.Context) error { return b.r.begin(ctx, b.sb, b.rec) }},
@@ -219,8 +227,11 @@ func (b *build) network(ctx context.Context) (err error) {
 		return nil
 	}
 	b.tap, b.rec.Lease, err = b.r.connectNet(ctx, b.sb, b.rec)
-	if err == nil {
-		err = writeRecord(b.r.dir(b.sb.id), b.rec) // the next process tells the guest of it
+	if err != nil {
+		return err
+	}
+	if err = writeRecord(b.r.dir(b.sb.id), b.rec); err != nil { // the next process tells the guest of it
+		err = errors.Join(dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err), b.r.hold.Drop(context.WithoutCancel(ctx), netName(b.sb.id)))
 	}
 	return err
 }

@@ -57,7 +57,11 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	if err != nil {
 		return nil, err
 	}
-	spec := sb.record().Request.Spec
+	rec := sb.record()
+	if rec == nil {
+		return nil, dsec.Errorf(dsec.SandboxGone, "exec in sandbox", string(sb.id), "the sandbox has ended")
+	}
+	spec := rec.Request.Spec
 	profile, err := confine.ParseProfile(spec.Profile)
 	if err != nil {
 		return nil, err
@@ -94,6 +98,8 @@ func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (
 }
 
 func (r *Runtime) findCommand(ctx context.Context, sb *sandbox, exec string) (process.Process, error) {
+	ctx, cancel := context.WithTimeout(ctx, greetTime)
+	defer cancel()
 	c, err := r.session(ctx, sb)
 	if err != nil {
 		return nil, err
@@ -103,11 +109,9 @@ func (r *Runtime) findCommand(ctx context.Context, sb *sandbox, exec string) (pr
 
 // execs are the ids of a sandbox's commands.
 func (r *Runtime) execs(ctx context.Context, sb *sandbox) []string {
-	if sb.isSuspended() {
-		return sb.record().Execs
+	if rec := sb.record(); rec != nil && sb.isSuspended() {
+		return rec.Execs
 	}
-	ctx, cancel := context.WithTimeout(ctx, greetTime)
-	defer cancel()
 	c, err := r.session(ctx, sb)
 	if err != nil {
 		return nil // it ends, or its guest breaks: there is nobody who knows any
@@ -135,8 +139,16 @@ func (c *command) translate(err error) error {
 	return c.r.explain("reach command in sandbox", c.sb, err)
 }
 
+// ask is do of what brings a suspended sandbox back.
+func (c *command) ask(ctx context.Context, fn func(process.Process) error) error {
+	if err := c.r.bringBack(ctx, c.sb); err != nil {
+		return err
+	}
+	return c.do(ctx, fn)
+}
+
 // do calls fn with the command of the present session, and again with that of the next one if
-// the session broke.
+// the session broke. A suspended sandbox is waited for.
 func (c *command) do(ctx context.Context, fn func(process.Process) error) error {
 	for again := 0; ; again++ {
 		c.mu.Lock()
@@ -219,7 +231,7 @@ func (r *reader) Close() error {
 }
 
 func (c *command) Kept(ctx context.Context, s process.Stream) (head, tail []byte, tailOffset int64, err error) {
-	err = c.do(ctx, func(p process.Process) (err error) {
+	err = c.ask(ctx, func(p process.Process) (err error) {
 		head, tail, tailOffset, err = p.Kept(ctx, s)
 		return err
 	})
@@ -228,36 +240,37 @@ func (c *command) Kept(ctx context.Context, s process.Stream) (head, tail []byte
 
 // Write is not made again when its session breaks: nobody knows how much of it was read.
 func (c *command) Write(ctx context.Context, b []byte) (int, error) {
-	c.mu.Lock()
-	p := c.now
-	c.mu.Unlock()
-	if p == nil {
-		p = c.Process
+	if err := c.r.bringBack(ctx, c.sb); err != nil {
+		return 0, err
+	}
+	p, err := c.r.findCommand(ctx, c.sb, c.Spec().ID)
+	if err != nil {
+		return 0, c.translate(err)
 	}
 	n, err := p.Write(ctx, b)
 	return n, c.translate(err)
 }
 
 func (c *command) CloseStdin(ctx context.Context) error {
-	return c.do(ctx, func(p process.Process) error { return p.CloseStdin(ctx) })
+	return c.ask(ctx, func(p process.Process) error { return p.CloseStdin(ctx) })
 }
 
 func (c *command) Resize(ctx context.Context, s process.Size) error {
-	return c.do(ctx, func(p process.Process) error { return p.Resize(ctx, s) })
+	return c.ask(ctx, func(p process.Process) error { return p.Resize(ctx, s) })
 }
 
 func (c *command) Signal(ctx context.Context, sig int) error {
-	return c.do(ctx, func(p process.Process) error { return p.Signal(ctx, sig) })
+	return c.ask(ctx, func(p process.Process) error { return p.Signal(ctx, sig) })
 }
 
 // Kill of what is gone with its sandbox has nothing left to do.
 func (c *command) Kill(ctx context.Context) error {
-	return unlessGone(c.do(ctx, func(p process.Process) error { return p.Kill(ctx) }))
+	return unlessGone(c.ask(ctx, func(p process.Process) error { return p.Kill(ctx) }))
 }
 
 // Release likewise.
 func (c *command) Release(ctx context.Context) error {
-	return unlessGone(c.do(ctx, func(p process.Process) error { return p.Release(ctx) }))
+	return unlessGone(c.ask(ctx, func(p process.Process) error { return p.Release(ctx) }))
 }
 
 func unlessGone(err error) error {

@@ -22,6 +22,7 @@ import (
 const (
 	mostBroken  = 3
 	brokenPause = 200 * time.Millisecond
+	longSession = time.Minute // one that held so long is no sign of a guest that breaks each
 )
 
 // Exits tells of ends that nobody asked for.
@@ -74,10 +75,14 @@ func (r *Runtime) attend(sb *sandbox, m vmm.VM) {
 		c, err := r.session(r.life, sb)
 		if err == nil {
 			r.watchCommands(sb, c)
+			begun := time.Now()
 			var why string
 			if why, err = c.Ended(r.life); err == nil {
 				r.end(sb, r.initEnd(sb, c, why))
 				return
+			}
+			if time.Since(begun) > longSession {
+				broken = 0
 			}
 		}
 		select {
@@ -154,7 +159,7 @@ func (r *Runtime) initEnd(sb *sandbox, c *guest.Client, why string) runtime.Exit
 	defer cancel()
 	if s, err := c.Stats(ctx); err == nil && s.OOMKills > 0 {
 		return runtime.Exit{Cause: dsec.CauseOOM, By: dsec.InducedBySelf, Evidence: []string{why,
-			fmt.Sprintf("limit %d bytes, %d processes killed by it", sb.record().Request.Spec.Limits.Memory, s.OOMKills)}}
+			fmt.Sprintf("%d processes killed by the memory limit", s.OOMKills)}}
 	}
 	return runtime.Exit{Cause: dsec.CauseAgentDamage, By: dsec.InducedBySelf, Evidence: []string{why}}
 }

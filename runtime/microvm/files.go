@@ -176,6 +176,8 @@ func (r *Runtime) startDisk(ctx context.Context, sb *sandbox) (*diskMachine, err
 			if d.c, err = connect(ctx, d.m.Channel()); err != nil {
 				return err
 			}
+			ctx, cancel := context.WithTimeout(ctx, resumeTime+mountTime)
+			defer cancel()
 			if err = d.c.Resume(ctx, r.identity(sb, &rec)); err == nil {
 				err = d.c.Mount(ctx, mountOf(&rec))
 			}
@@ -230,7 +232,7 @@ func (r *Runtime) endDisk(ctx context.Context, sb *sandbox) error {
 	sb.disk = nil
 	sb.mu.Unlock()
 	if d == nil {
-		return nil
+		return r.groups.Remove(ctx, Prefix+diskName(sb.id)) // if one before could not
 	}
 	sb.closeServices()
 	if p := sb.getPhase(); p != removing && !over(d.c) && !isDone(d.m.Done()) {

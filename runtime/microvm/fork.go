@@ -63,10 +63,16 @@ func (r *Runtime) KeepMoment(ctx context.Context, id dsec.SandboxID, name string
 
 func (r *Runtime) keepMoment(ctx context.Context, sb *sandbox, name string) error {
 	sb.mu.Lock()
-	m, paused := sb.machine, sb.paused
+	m := sb.machine
 	sb.mu.Unlock()
 	if m == nil {
 		return dsec.Errorf(dsec.SandboxGone, "keep moment of sandbox", string(sb.id), "the sandbox has ended")
+	}
+	r.mu.Lock()
+	_, taken := r.kept[name]
+	r.mu.Unlock()
+	if taken {
+		return dsec.Errorf(dsec.AlreadyExists, "keep moment", name, "there is one of that name")
 	}
 	c, err := r.session(ctx, sb)
 	if err != nil {
@@ -75,24 +81,19 @@ func (r *Runtime) keepMoment(ctx context.Context, sb *sandbox, name string) erro
 	if err := os.MkdirAll(r.moments(), 0o700); err != nil {
 		return dsec.E(fault.Class(err, dsec.Internal), "make directory", r.moments(), err)
 	}
-	// Also when the caller has gone: the sandbox is left as it was.
-	late := func(f func(context.Context) error) error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
-		defer cancel()
-		return f(ctx)
-	}
-	if err := c.Freeze(ctx, true); err != nil {
+	if err := r.freeze(ctx, sb, c, true); err != nil {
 		return err
 	}
+	// Also when the caller has gone: the sandbox is left as it was.
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), freezeTime)
+	defer cancel()
 	if err = m.Pause(ctx); err == nil {
 		err = r.writeMoment(ctx, sb, m, name)
-		err = errors.Join(err, late(m.Resume))
+		err = errors.Join(err, m.Resume(late))
 	}
-	if !paused {
-		err = errors.Join(err, late(func(ctx context.Context) error { return r.begin(ctx, sb, sb.record()) }))
-	}
+	err = errors.Join(err, r.goOn(ctx, sb))
 	if err != nil {
-		err = errors.Join(err, late(func(ctx context.Context) error { return r.DropMoment(ctx, name) }))
+		err = errors.Join(err, r.DropMoment(late, name))
 	}
 	return err
 }
@@ -229,6 +230,8 @@ func (b *build) fork() []lifecycle.Step {
 		switch s.Name {
 		case "machine":
 			s.Do = b.restore
+		case "resume":
+			s.Do = b.goOn
 		case "root": // it has one
 			continue
 		case "main": // it runs, if there is one
@@ -239,7 +242,7 @@ func (b *build) fork() []lifecycle.Step {
 	return steps
 }
 
-// restore starts a machine that was written, with devices like those it had.
+// restore starts a machine that was written, paused, with devices like those it had.
 func (b *build) restore(ctx context.Context) error {
 	dir, err := b.r.disks.Open(ctx, shared(b.sb.id))
 	if err != nil {
@@ -250,12 +253,19 @@ func (b *build) restore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := m.Resume(ctx); err != nil {
-		m.Kill()
-		return err
-	}
 	b.sb.mu.Lock()
 	b.sb.machine = m
 	b.sb.mu.Unlock()
 	return nil
+}
+
+// goOn lets the machine of a copy go on, and tells it who it is.
+func (b *build) goOn(ctx context.Context) error {
+	b.sb.mu.Lock()
+	m := b.sb.machine
+	b.sb.mu.Unlock()
+	if err := m.Resume(ctx); err != nil {
+		return err
+	}
+	return b.r.begin(ctx, b.sb, b.rec)
 }

@@ -89,6 +89,7 @@ var (
 	_ runtime.Dialer      = (*Runtime)(nil)
 	_ runtime.Networker   = (*Runtime)(nil)
 	_ runtime.Forker      = (*Runtime)(nil)
+	_ runtime.Suspender   = (*Runtime)(nil)
 	_ runtime.DiskWatcher = (*Runtime)(nil)
 )
 
@@ -149,15 +150,41 @@ func probeShape(m Machinery) vmm.Shape {
 	return vmm.Shape{Kernel: m.Kernel, Initramfs: m.Initramfs, CPUs: 1, Memory: 192 << 20}
 }
 
-// open returns what machines begin with.
+// open returns what machines begin with, when it is known what accelerates them.
 func (r *Runtime) open(ctx context.Context) (Machinery, error) {
-	const op = "open virtual machines"
-	select {
-	case r.opening <- struct{}{}:
-		defer func() { <-r.opening }()
-	case <-ctx.Done():
-		return Machinery{}, dsec.E(dsec.ClassOf(ctx.Err()), op, "", context.Cause(ctx))
+	m, err := r.bring(ctx)
+	if err != nil {
+		return m, err
 	}
+	leave, err := r.openingTurn(ctx)
+	if err != nil {
+		return m, err
+	}
+	defer leave()
+	r.mu.Lock()
+	probed := r.caps.Accel != ""
+	r.mu.Unlock()
+	if probed {
+		return m, nil
+	}
+	caps, err := m.VMM.Probe(ctx, probeShape(m), ready)
+	if err != nil {
+		return m, err
+	}
+	r.log.Info("virtual machines", "monitor", caps.Version, "kernel", m.Release, "accelerator", caps.Accel, "why", caps.NoKVM)
+	r.mu.Lock()
+	r.caps = caps
+	r.mu.Unlock()
+	return m, nil
+}
+
+// bring returns what machines begin with, brought once.
+func (r *Runtime) bring(ctx context.Context) (Machinery, error) {
+	leave, err := r.openingTurn(ctx)
+	if err != nil {
+		return Machinery{}, err
+	}
+	defer leave()
 	r.mu.Lock()
 	have := r.machinery
 	r.mu.Unlock()
@@ -168,15 +195,19 @@ func (r *Runtime) open(ctx context.Context) (Machinery, error) {
 	if err != nil {
 		return m, err
 	}
-	caps, err := m.VMM.Probe(ctx, probeShape(m), ready)
-	if err != nil {
-		return m, err
-	}
-	r.log.Info("virtual machines", "monitor", caps.Version, "kernel", m.Release, "accelerator", caps.Accel, "why", caps.NoKVM)
 	r.mu.Lock()
-	r.machinery, r.caps = &m, caps
+	r.machinery = &m
 	r.mu.Unlock()
 	return m, nil
+}
+
+func (r *Runtime) openingTurn(ctx context.Context) (leave func(), err error) {
+	select {
+	case r.opening <- struct{}{}:
+		return func() { <-r.opening }, nil
+	case <-ctx.Done():
+		return nil, dsec.E(dsec.ClassOf(ctx.Err()), "open virtual machines", "", context.Cause(ctx))
+	}
 }
 
 // ready waits for the agent of a machine that becomes a template.
@@ -188,18 +219,30 @@ func ready(ctx context.Context, ch net.Conn) error {
 	return errors.Join(c.Close(), ch.SetDeadline(time.Time{}))
 }
 
-// List tells of every sandbox, those being made or removed included.
+// List tells of every sandbox, those being made or removed included. Of a guest that does not
+// answer it knows no commands.
 func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
-	var list []runtime.Status
-	for _, sb := range r.all() {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	var wg sync.WaitGroup
+	all := r.all()
+	list := make([]*runtime.Status, len(all))
+	for i, sb := range all {
 		st, ok := sb.status()
 		if !ok {
 			continue
 		}
+		list[i] = &st
 		if st.Running {
-			st.Execs = r.execs(ctx, sb)
+			wg.Go(func() { list[i].Execs = r.execs(ctx, sb) })
 		}
-		list = append(list, st)
 	}
-	return list, nil
+	wg.Wait()
+	out := make([]runtime.Status, 0, len(list))
+	for _, st := range list {
+		if st != nil {
+			out = append(out, *st)
+		}
+	}
+	return out, nil
 }

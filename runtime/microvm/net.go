@@ -198,6 +198,9 @@ func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Netw
 	if r.cfg.Network == nil {
 		return 0, dsec.Errorf(dsec.Unsupported, op, string(id), "this node has no network for sandboxes")
 	}
+	if rec := sb.record(); rec != nil && !rec.Request.Spec.HasLink() {
+		return 0, dsec.Errorf(dsec.IllegalState, op, string(id), "it was made without a network")
+	}
 	if sb.isSuspended() { // it comes into force when it goes on
 		return 0, wrap(op, id, r.rewrite(sb, func(rec *record) { rec.Network = &p }))
 	}
@@ -221,7 +224,7 @@ func (r *Runtime) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, e
 	if err != nil {
 		return dsec.Egress{}, err
 	}
-	if r.cfg.Network == nil || !sb.record().Request.Spec.HasLink() {
+	if rec := sb.record(); r.cfg.Network == nil || rec == nil || !rec.Request.Spec.HasLink() || sb.isSuspended() {
 		return dsec.Egress{Rows: []dsec.EgressRow{}}, nil
 	}
 	return r.cfg.Network.Egress(ctx, id)

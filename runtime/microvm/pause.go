@@ -6,6 +6,8 @@ import (
 	"net"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/guest"
+	"github.com/opendsec/dsec/internal/lifecycle"
 )
 
 // Pause freezes what runs in a sandbox; the clocks of its commands stop. The machine goes on,
@@ -27,11 +29,37 @@ func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
 	if err != nil {
 		return err
 	}
-	if err := c.Freeze(ctx, false); err != nil {
+	if err := r.freeze(ctx, sb, c, false); err != nil {
 		return wrap(op, id, r.explain(op, sb, err))
 	}
 	sb.setPaused(true)
 	return nil
+}
+
+// freeze stops what runs in a sandbox. After an error it goes on, if it did before.
+func (r *Runtime) freeze(ctx context.Context, sb *sandbox, c *guest.Client, sync bool) error {
+	limited, cancel := context.WithTimeout(ctx, freezeTime)
+	defer cancel()
+	err := c.Freeze(limited, sync)
+	if err != nil { // it may be frozen all the same
+		err = errors.Join(err, r.goOn(ctx, sb))
+	}
+	return err
+}
+
+// goOn has a sandbox that is not paused go on; one that does not is paused, so that it can be
+// tried again.
+func (r *Runtime) goOn(ctx context.Context, sb *sandbox) error {
+	if sb.isPaused() {
+		return nil
+	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
+	defer cancel()
+	err := r.begin(late, sb, sb.record())
+	if err != nil {
+		sb.setPaused(true)
+	}
+	return err
 }
 
 func (sb *sandbox) setPaused(v bool) {
@@ -55,9 +83,6 @@ func (r *Runtime) Resume(ctx context.Context, id dsec.SandboxID) error {
 }
 
 func (r *Runtime) thaw(ctx context.Context, sb *sandbox) error {
-	if !sb.isPaused() {
-		return nil
-	}
 	if err := r.bringBackInTurn(ctx, sb); err != nil {
 		return err
 	}

@@ -35,6 +35,9 @@ type record struct {
 	Suspended bool     `json:"suspended,omitempty"` // its machine is on disk, and nowhere else
 	Execs     []string `json:"execs,omitempty"`     // then
 
+	CPU       time.Duration `json:"cpu,omitempty"`       // used since it started, before it was suspended
+	Throttled time.Duration `json:"throttled,omitempty"` // likewise
+
 	MachineID string              `json:"machine_id"`
 	Read      []bool              `json:"read,omitempty"`    // of each layer: its data are a disk of the machine, and not mapped
 	Lease     *lease              `json:"lease,omitempty"`   // of its network, if it has one
@@ -70,18 +73,33 @@ func decodeRecord(b []byte) (*record, error) {
 	return r, nil
 }
 
-// writeRecord replaces the state file, or makes it. It is not synced: after a power loss
-// the sandbox is gone whatever its state file says.
+// writeRecord replaces the state file, or makes it. That of a suspended sandbox is synced; of
+// another one it is not: after a power loss it is gone whatever its state file says.
 func writeRecord(dir string, r *record) error {
 	b, err := r.encode()
 	if err != nil {
 		return err
 	}
 	tmp := filepath.Join(dir, stateFile+".new")
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
 		return err
 	}
-	return os.Rename(tmp, filepath.Join(dir, stateFile))
+	_, err = f.Write(b)
+	if err == nil && r.Suspended {
+		err = f.Sync()
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, filepath.Join(dir, stateFile)); err != nil || !r.Suspended {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 func readRecord(dir string, id dsec.SandboxID) (*record, error) {
@@ -110,7 +128,11 @@ func readRecord(dir string, id dsec.SandboxID) (*record, error) {
 
 // rewrite changes the record of a sandbox, on disk and here. The turn is held.
 func (r *Runtime) rewrite(sb *sandbox, change func(*record)) error {
-	rec := *sb.record()
+	was := sb.record()
+	if was == nil {
+		return dsec.Errorf(dsec.SandboxGone, "write state of sandbox", string(sb.id), "the sandbox is being removed")
+	}
+	rec := *was
 	change(&rec)
 	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
 		return dsec.E(dsec.Internal, "write state of sandbox", string(sb.id), err)

@@ -20,6 +20,8 @@ const (
 	greetTime  = 20 * time.Second // to answer the first time after its machine goes on
 	resumeTime = 20 * time.Second
 	mountTime  = time.Minute
+	freezeTime = time.Minute     // to stop everything, and have what was written on the disk
+	askTime    = 5 * time.Second // to answer a question
 )
 
 // lane is the channel of a machine, lent to one session: closing it ends what reads and writes
@@ -73,8 +75,15 @@ func (r *Runtime) session(ctx context.Context, sb *sandbox) (*guest.Client, erro
 		return nil, r.explain(op, sb, err)
 	}
 	sb.mu.Lock()
-	sb.client = c
+	now = sb.machine
+	if now == m {
+		sb.client = c
+	}
 	sb.mu.Unlock()
+	if now != m {
+		_ = c.Close()
+		return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+	}
 	return c, nil
 }
 
@@ -94,9 +103,10 @@ func (r *Runtime) explain(op string, sb *sandbox, err error) error {
 	}
 	sb.mu.Lock()
 	p, m := sb.phase, sb.machine
-	gone := p != running && p != making || sb.stopping || m == nil
+	away := sb.suspended != nil
+	gone := p != running && p != making || sb.stopping || m == nil && !away
 	sb.mu.Unlock()
-	if !gone {
+	if !gone && m != nil {
 		select {
 		case <-m.Done():
 			gone = true

@@ -104,6 +104,9 @@ func (r *Runtime) back(ctx context.Context, m Machinery, req runtime.Request, re
 	if err := checkShape(spec, len(layers)); err != nil {
 		return nil, err
 	}
+	if read != nil && len(read) != len(layers) {
+		return nil, dsec.Errorf(dsec.Conflict, "choose machine", "layers", "%d, and what it goes on from has %d", len(layers), len(read))
+	}
 	for i, l := range layers {
 		if err := lengthen(l.Meta, l.MetaSize); err != nil {
 			return nil, dsec.E(fault.Class(err, dsec.Internal), "map layer", string(l.Digest), err)

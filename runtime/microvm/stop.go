@@ -19,7 +19,7 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 	}
 	sb := r.reserve(id)
 	// Ends what is in flight before its turn comes; a creation under way is waited for.
-	undo := sb.announceRemoval()
+	undo := r.announceRemoval(sb)
 	if err := sb.lock(ctx, op); err != nil {
 		undo()
 		return err
@@ -45,9 +45,9 @@ func (sb *sandbox) giveUpLocked() {
 
 // announceRemoval makes calls into a running sandbox fail from now on. The undo is for a removal
 // that does not get its turn.
-func (sb *sandbox) announceRemoval() (undo func()) {
+func (r *Runtime) announceRemoval(sb *sandbox) (undo func()) {
 	sb.mu.Lock()
-	was, c := sb.phase, sb.client
+	was, c, m := sb.phase, sb.client, sb.machine
 	if was == running || was == ended {
 		sb.phase = removing
 	}
@@ -60,9 +60,13 @@ func (sb *sandbox) announceRemoval() (undo func()) {
 	}
 	return func() {
 		sb.mu.Lock()
-		defer sb.mu.Unlock()
-		if sb.phase == removing {
+		back := sb.phase == removing
+		if back {
 			sb.phase = was
+		}
+		sb.mu.Unlock()
+		if back && was == running && m != nil { // who watched it has looked away
+			r.watch(sb, m)
 		}
 	}
 }
@@ -97,6 +101,9 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 	defer sb.unlock()
 	if sb.getPhase() == stopped {
 		return nil
+	}
+	if sb.record() == nil {
+		return dsec.Errorf(dsec.SandboxGone, op, string(id), "the sandbox is being removed")
 	}
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(grace, 0)+2*lifecycle.UndoLimit)
 	defer cancel()
@@ -199,8 +206,12 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 	case <-ctx.Done():
 		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(id), context.Cause(ctx))
 	}
-	rec := *sb.record()
-	rec.Stopped, rec.Begun, rec.Starts = false, time.Now().UTC(), rec.Starts+1
+	was := sb.record()
+	if p := sb.getPhase(); was == nil || p != stopped {
+		return nil, dsec.Errorf(dsec.SandboxGone, op, string(id), "the sandbox is being removed")
+	}
+	rec := *was
+	rec.Stopped, rec.Begun, rec.Starts, rec.CPU, rec.Throttled = false, time.Now().UTC(), rec.Starts+1, 0, 0
 	b := &build{r: r, sb: sb, rec: &rec}
 	defer b.close()
 	sb.beginMaking()
@@ -255,12 +266,14 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 		if err != nil {
 			return s, err
 		}
-		s.CPU, s.Throttled = c.CPU, c.Throttled
+		s.CPU, s.Throttled = rec.CPU+c.CPU, rec.Throttled+c.Throttled
 	}
 	return s, nil
 }
 
 func (r *Runtime) sampleMachine(ctx context.Context, sb *sandbox, s *runtime.Stats) error {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
 	c, err := r.session(ctx, sb)
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/runtime"
 )
 
 // memoryDir has the machine of a sandbox that is suspended.
@@ -28,6 +29,7 @@ func (r *Runtime) Suspend(ctx context.Context, id dsec.SandboxID) error {
 		return err
 	}
 	if sb.isSuspended() {
+		r.putAway(ctx, sb) // again, if something was left
 		return nil
 	}
 	return wrap(op, id, r.explain(op, sb, r.suspend(ctx, sb)))
@@ -35,7 +37,7 @@ func (r *Runtime) Suspend(ctx context.Context, id dsec.SandboxID) error {
 
 func (r *Runtime) suspend(ctx context.Context, sb *sandbox) error {
 	sb.mu.Lock()
-	m, paused := sb.machine, sb.paused
+	m := sb.machine
 	sb.mu.Unlock()
 	if m == nil {
 		return dsec.Errorf(dsec.SandboxGone, "suspend sandbox", string(sb.id), "the sandbox has ended")
@@ -44,7 +46,9 @@ func (r *Runtime) suspend(ctx context.Context, sb *sandbox) error {
 	if err != nil {
 		return err
 	}
-	execs, err := c.List(ctx)
+	asked, cancel := context.WithTimeout(ctx, askTime)
+	execs, err := c.List(asked)
+	cancel()
 	if err != nil {
 		return err
 	}
@@ -52,7 +56,7 @@ func (r *Runtime) suspend(ctx context.Context, sb *sandbox) error {
 	if err != nil {
 		return err
 	}
-	if err := c.Freeze(ctx, true); err != nil {
+	if err := r.freeze(ctx, sb, c, true); err != nil {
 		return err
 	}
 	if err = os.RemoveAll(r.memory(sb.id)); err == nil { // of one that was broken off
@@ -63,33 +67,35 @@ func (r *Runtime) suspend(ctx context.Context, sb *sandbox) error {
 	}
 	if err == nil {
 		last.HostMemory = 0
-		err = r.rewrite(sb, func(rec *record) { rec.Suspended, rec.Execs, rec.Lease, rec.Last = true, execs, nil, &last })
+		err = r.rewrite(sb, func(rec *record) {
+			rec.Suspended, rec.Execs, rec.Lease, rec.Last, rec.CPU, rec.Throttled = true, execs, nil, &last, last.CPU, last.Throttled
+		})
 	}
 	if err != nil { // it is left as it was
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 		defer cancel()
-		err = errors.Join(err, m.Resume(late))
-		if !paused {
-			err = errors.Join(err, r.begin(late, sb, sb.record()))
-		}
-		return errors.Join(err, os.RemoveAll(r.memory(sb.id)))
+		return errors.Join(err, m.Resume(late), r.goOn(ctx, sb), os.RemoveAll(r.memory(sb.id)))
 	}
 	sb.mu.Lock()
 	sb.suspended, sb.paused = make(chan struct{}), true
 	sb.mu.Unlock()
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
-	defer cancel()
-	return r.putAway(late, sb)
+	r.putAway(ctx, sb)
+	return nil
 }
 
-// putAway ends what a suspended sandbox has in memory.
-func (r *Runtime) putAway(ctx context.Context, sb *sandbox) error {
+// putAway ends what a suspended sandbox has in memory. What cannot be ended now is when it is
+// suspended or removed again, or by the next process.
+func (r *Runtime) putAway(ctx context.Context, sb *sandbox) {
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
+	defer cancel()
 	sb.closeServices()
-	err := errors.Join(sb.endMachine(ctx), r.hold.Drop(ctx, netName(sb.id)), r.groups.Remove(ctx, shared(sb.id)))
+	err := errors.Join(sb.endMachine(late), r.hold.Drop(late, netName(sb.id)), r.groups.Remove(late, shared(sb.id)))
+	if err != nil {
+		r.log.Warn("a suspended sandbox has something in memory", "sandbox", sb.id, "err", err)
+	}
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
 	sb.group = nil
-	return err
 }
 
 func (sb *sandbox) isSuspended() bool {
@@ -116,7 +122,11 @@ func (r *Runtime) bringBackInTurn(ctx context.Context, sb *sandbox) error {
 	if !sb.isSuspended() {
 		return nil
 	}
-	rec := *sb.record() // says suspended until all is done
+	was := sb.record()
+	if was == nil {
+		return dsec.Errorf(dsec.SandboxGone, "bring back sandbox", string(sb.id), "the sandbox has ended")
+	}
+	rec := *was
 	b := &build{r: r, sb: sb, rec: &rec, from: r.memory(sb.id), read: rec.Read}
 	defer b.close()
 	var steps []lifecycle.Step
@@ -124,11 +134,11 @@ func (r *Runtime) bringBackInTurn(ctx context.Context, sb *sandbox) error {
 		switch s.Name {
 		case "machine":
 			s.Do = b.restore
-		case "resume":
-			s.Do = func(ctx context.Context) error { return r.tell(ctx, sb, &rec, true) }
-		case "root":
+		case "resume", "root":
 			continue
 		case "main":
+			// From here on it is what runs that counts: once the machine goes on, its memory on
+			// disk and its disk are not of the same moment any more.
 			s.Do = func(context.Context) error {
 				rec.Suspended, rec.Execs = false, nil
 				return writeRecord(r.dir(sb.id), &rec)
@@ -145,7 +155,17 @@ func (r *Runtime) bringBackInTurn(ctx context.Context, sb *sandbox) error {
 	sb.suspended = nil
 	m := sb.machine
 	sb.mu.Unlock()
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), greetTime+resumeTime)
+	defer cancel()
+	err := m.Resume(late)
+	if err == nil {
+		err = r.tell(late, sb, &rec, true)
+	}
 	r.watch(sb, m)
+	if err != nil {
+		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform, Evidence: []string{"its machine was brought back from disk, and did not go on: " + err.Error()}})
+		return wrap("bring back sandbox", sb.id, err)
+	}
 	if err := os.RemoveAll(r.memory(sb.id)); err != nil {
 		r.log.Warn("remove the memory of a sandbox that goes on", "sandbox", sb.id, "err", err)
 	}
