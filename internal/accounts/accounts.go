@@ -1,6 +1,7 @@
 // Package accounts resolves the users that a sandbox knows by its own
 // /etc/passwd and /etc/group, and makes the environment of a command of theirs.
-// The files are the sandbox's and prove nothing.
+// The files are the sandbox's and prove nothing. It also hands out the ranges of
+// uids that sandboxes have outside.
 package accounts
 
 import (

@@ -66,7 +66,7 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[stri
 	if err != nil {
 		return err
 	}
-	if err := r.uids.adopt(rec.UID, id); err != nil {
+	if err := r.uids.Adopt(rec.UID, id); err != nil {
 		return err
 	}
 	sb := r.reserve(id)

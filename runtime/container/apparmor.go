@@ -8,6 +8,7 @@ import (
 
 	"github.com/opendsec/dsec/confine"
 	text "github.com/opendsec/dsec/confine/apparmor"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/apparmor"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
@@ -31,7 +32,7 @@ func (m mac) name(p confine.Profile, uid uint32) string {
 	if m.loader == nil {
 		return ""
 	}
-	return text.Name(p, int(uid/idCount))
+	return text.Name(p, int(uid/accounts.IDs))
 }
 
 func (m mac) load(ctx context.Context, name string, p confine.Profile) error {
@@ -107,8 +108,8 @@ func (r *Runtime) removeStrayProfiles() error {
 	var errs []error
 	for _, name := range names {
 		n, err := strconv.ParseUint(name[strings.LastIndexByte(name, '-')+1:], 10, 32)
-		first := uint64(r.cfg.UIDBase / idCount)
-		if err == nil && n >= first && n < first+uint64(r.uids.n) && !mine[name] {
+		first := uint64(r.cfg.UIDBase / accounts.IDs)
+		if err == nil && n >= first && n < first+uint64(r.uids.Count()) && !mine[name] {
 			errs = append(errs, r.mac.loader.Remove(name))
 		}
 	}

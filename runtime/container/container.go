@@ -15,6 +15,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/audit"
 	"github.com/opendsec/dsec/confine"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/hold"
@@ -60,7 +61,7 @@ type Runtime struct {
 	disks  diskpool.Pool
 	mounts *rootfs.Mounts
 	log    *slog.Logger
-	uids   *ranges
+	uids   *accounts.Ranges
 	slots  chan struct{} // one for each creation under way
 	sys    *os.File      // the /sys that sandboxes clone
 	shells *shells
@@ -111,14 +112,14 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
-	if c.UIDBase < idCount {
-		return nil, dsec.Errorf(dsec.Invalid, "open container runtime", c.Dir, "uid base %d is below %d", c.UIDBase, idCount)
+	if c.UIDBase < accounts.IDs {
+		return nil, dsec.Errorf(dsec.Invalid, "open container runtime", c.Dir, "uid base %d is below %d", c.UIDBase, accounts.IDs)
 	}
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, dsec.E(dsec.Internal, "open container runtime", c.Dir, err)
 	}
 	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, mounts: c.Mounts, log: c.Log,
-		uids: newRanges(c.UIDBase, c.UIDRanges), slots: make(chan struct{}, c.Parallel),
+		uids: accounts.NewRanges(c.UIDBase, c.UIDRanges), slots: make(chan struct{}, c.Parallel),
 		programs: map[confine.Profile][]byte{}, rlimits: map[confine.Profile][]hold.Rlimit{}, mac: openMAC(), masks: confine.MaskedPaths(), readOnly: confine.ReadOnlyPaths(), exits: make(chan runtime.Exit),
 		sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
 	for _, p := range offered() {

@@ -196,20 +196,20 @@ func (b *build) state() lifecycle.Step {
 
 func (b *build) takeUIDs() (uint32, error) {
 	if b.ready == nil {
-		return b.r.uids.take(b.sb.id)
+		return b.r.uids.Take(b.sb.id)
 	}
 	b.rec.Shell = b.ready.name
-	b.r.uids.pass(b.ready.uid, dsec.SandboxID(b.ready.name), b.sb.id)
+	b.r.uids.Pass(b.ready.uid, dsec.SandboxID(b.ready.name), b.sb.id)
 	return b.ready.uid, nil
 }
 
 // giveUIDs undoes takeUIDs. The uids of a shell are its own as long as it lives.
 func (b *build) giveUIDs() {
 	if b.ready == nil {
-		b.r.uids.give(b.rec.UID, b.sb.id)
+		b.r.uids.Give(b.rec.UID, b.sb.id)
 		return
 	}
-	b.r.uids.pass(b.ready.uid, b.sb.id, dsec.SandboxID(b.ready.name))
+	b.r.uids.Pass(b.ready.uid, b.sb.id, dsec.SandboxID(b.ready.name))
 }
 
 func (r *Runtime) removeState(id dsec.SandboxID) error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/failpoint"
@@ -239,7 +240,7 @@ func (r *Runtime) rerecord(sb *sandbox, change func(rec *record)) error {
 
 // show describes a disk, or the copy of one, to fn.
 func (r *Runtime) show(user string, rec *record, disk diskCopy, fn func(snapshot.Source) error) error {
-	src := snapshot.Source{Base: rec.UID, IDs: idCount, Skip: ours, View: func() (*os.File, error) {
+	src := snapshot.Source{Base: rec.UID, IDs: accounts.IDs, Skip: ours, View: func() (*os.File, error) {
 		return r.mounts.View(rootfs.Root{User: user, Layers: digests(rec.Request.Layers), Dir: disk.File})
 	}}
 	var err error

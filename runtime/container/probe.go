@@ -14,6 +14,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/linux"
@@ -45,11 +46,11 @@ func (r *Runtime) probeUserNS(ctx context.Context) runtime.Check {
 	c := runtime.Check{Name: "user namespaces", Fatal: true}
 	cmd := exec.CommandContext(ctx, "/proc/self/exe")
 	cmd.Path = "/nonexistent" // the clone is what is tried; nothing is to be run
-	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(r.cfg.UIDBase), Size: idCount}}
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(r.cfg.UIDBase), Size: accounts.IDs}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
 	err := cmd.Start()
 	if c.OK = errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EACCES); c.OK { // it came as far as looking for the program
-		c.Detail = fmt.Sprintf("uids from %d, %d for each sandbox, %d sandboxes", r.cfg.UIDBase, idCount, r.uids.n)
+		c.Detail = fmt.Sprintf("uids from %d, %d for each sandbox, %d sandboxes", r.cfg.UIDBase, accounts.IDs, r.uids.Count())
 	} else {
 		c.Detail = fmt.Sprintf("%v; look at user.max_user_namespaces", err)
 	}

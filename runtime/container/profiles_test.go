@@ -15,6 +15,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
@@ -275,7 +276,7 @@ func TestAppArmorHoldsWithoutSeccomp(t *testing.T) {
 		w.want(t, id, "cat /proc/self/attr/apparmor/current", name+" (enforce)\n")
 	}
 	must(t, w.r.Close()) // another agent finds what is loaded, and removes what nobody has
-	must(t, w.r.mac.load(t.Context(), "dsec-build-"+fmt.Sprint(w.uidBase/idCount+999), confine.Build))
+	must(t, w.r.mac.load(t.Context(), "dsec-build-"+fmt.Sprint(w.uidBase/accounts.IDs+999), confine.Build))
 	for name := range names {
 		must(t, w.r.mac.loader.Remove(name)) // as aa-remove-unknown does
 	}

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -17,38 +16,6 @@ import (
 )
 
 var update = flag.Bool("update", false, "rewrite golden files")
-
-func TestRangesAreNeverShared(t *testing.T) {
-	r := newRanges(1<<20, 3)
-	var got []uint32
-	for _, id := range []dsec.SandboxID{"a", "b", "c"} {
-		u, err := r.take(id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, u)
-	}
-	if want := []uint32{1 << 20, 1<<20 + 65536, 1<<20 + 2*65536}; !slices.Equal(got, want) {
-		t.Fatalf("ranges %v, want %v", got, want)
-	}
-	if _, err := r.take("d"); !errors.Is(err, dsec.ResourceExhausted.Err()) {
-		t.Fatalf("a fourth of three: %v", err)
-	}
-	r.give(got[1], "a") // not its owner
-	if _, err := r.take("d"); err == nil {
-		t.Fatal("a range was given back by somebody else")
-	}
-	r.give(got[1], "b")
-	if u, err := r.take("d"); err != nil || u != got[1] {
-		t.Fatalf("%d, %v", u, err)
-	}
-	if err := r.adopt(got[0], "x"); err == nil {
-		t.Fatal("a range with an owner was adopted")
-	}
-	if n := newRanges(1<<32-1-65536, 0).n; n != 1 {
-		t.Fatalf("%d ranges at the end of the ids", n)
-	}
-}
 
 func goldenRecord() *record {
 	const id = "saaaaabbbbbcccccdddddeeee"

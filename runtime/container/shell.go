@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/layer"
@@ -39,7 +40,7 @@ func groupLimits(l dsec.Limits) cgroup.Limits {
 // spawnSpec describes the shell of that name in a group, with the uids from first.
 func spawnSpec(name string, g *cgroup.Group, first uint32) hold.SpawnSpec {
 	p := g.Paths()
-	return hold.SpawnSpec{ID: name, UIDBase: first, GIDBase: first, Count: idCount, Cgroup: p.Unified, Tasks: p.Tasks,
+	return hold.SpawnSpec{ID: name, UIDBase: first, GIDBase: first, Count: accounts.IDs, Cgroup: p.Unified, Tasks: p.Tasks,
 		Account: hold.Account{OOM: p.OOM, Limit: p.Limit, Peak: p.Peak, Throttle: p.Throttle}}
 }
 

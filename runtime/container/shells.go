@@ -222,9 +222,9 @@ func (r *Runtime) newShell(ctx context.Context, of shape) (*shell, error) {
 	s := &shell{name: "shell." + dsec.Random(20), shape: of}
 	owner := dsec.SandboxID(s.name)
 	_, err := lifecycle.Run(ctx, "container.shell", lifecycle.Step{Name: "uids", Do: func(context.Context) (err error) {
-		s.uid, err = r.uids.take(owner)
+		s.uid, err = r.uids.Take(owner)
 		return err
-	}, Undo: func(context.Context) error { r.uids.give(s.uid, owner); return nil }},
+	}, Undo: func(context.Context) error { r.uids.Give(s.uid, owner); return nil }},
 		lifecycle.Step{Name: "cgroup", Do: func(context.Context) (err error) {
 			s.group, err = r.groups.Create(s.name, groupLimits(of.limits))
 			return err
@@ -271,7 +271,7 @@ func (r *Runtime) discard(ctx context.Context, s *shell) {
 		r.log.Warn("remove a shell", "shell", s.name, "err", err)
 		return
 	}
-	r.uids.give(s.uid, dsec.SandboxID(s.name))
+	r.uids.Give(s.uid, dsec.SandboxID(s.name))
 }
 
 func (s *shell) close() {

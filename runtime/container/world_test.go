@@ -16,6 +16,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/embedded"
@@ -68,7 +69,7 @@ func newWorld(t testing.TB, options ...func(*world)) *world {
 	}
 	worldsMade.Lock()
 	worldsMade.n++
-	w := &world{dir: t.TempDir(), name: fmt.Sprintf("dsect%d.%d", os.Getpid(), worldsMade.n), uidBase: 1<<28 + uint32(worldsMade.n)*1000*idCount}
+	w := &world{dir: t.TempDir(), name: fmt.Sprintf("dsect%d.%d", os.Getpid(), worldsMade.n), uidBase: 1<<28 + uint32(worldsMade.n)*1000*accounts.IDs}
 	worldsMade.Unlock()
 	for _, o := range options {
 		o(w)
@@ -249,11 +250,9 @@ func (w *world) nothingLeft(t testing.TB) {
 		defer router.Close()
 		eventually(t, "no link is left", func() bool { return linksIn(t, router, "v") == 0 })
 	}
-	w.r.uids.mu.Lock()
-	if n := len(w.r.uids.used); n > 0 {
+	if n := w.r.uids.InUse(); n > 0 {
 		t.Errorf("%d uid ranges in use", n)
 	}
-	w.r.uids.mu.Unlock()
 }
 
 func must(t testing.TB, err error) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/hold"
@@ -138,7 +139,7 @@ func sameRequest(op string, was, now runtime.Request) error {
 // state takes a uid range and writes down what was asked for, before anything else exists.
 func (b *build) state() lifecycle.Step {
 	return lifecycle.Step{Name: "state", Do: func(context.Context) (err error) {
-		if b.rec.UID, err = b.r.uids.take(b.sb.id); err != nil {
+		if b.rec.UID, err = b.r.uids.Take(b.sb.id); err != nil {
 			return err
 		}
 		dir := b.r.dir(b.sb.id)
@@ -148,7 +149,7 @@ func (b *build) state() lifecycle.Step {
 		}
 		if err != nil {
 			err = errors.Join(err, os.RemoveAll(dir))
-			b.r.uids.give(b.rec.UID, b.sb.id)
+			b.r.uids.Give(b.rec.UID, b.sb.id)
 			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
 		}
 		b.sb.mu.Lock()
@@ -159,7 +160,7 @@ func (b *build) state() lifecycle.Step {
 		if err := b.r.removeState(b.sb.id); err != nil {
 			return err
 		}
-		b.r.uids.give(b.rec.UID, b.sb.id)
+		b.r.uids.Give(b.rec.UID, b.sb.id)
 		return nil
 	}}
 }
@@ -258,7 +259,7 @@ func groupLimits(l dsec.Limits) cgroup.Limits {
 
 func (b *build) spawn(ctx context.Context) (err error) {
 	p := b.group.Paths()
-	b.shell, err = b.r.hold.Spawn(ctx, hold.SpawnSpec{ID: b.name, UIDBase: b.rec.UID, GIDBase: b.rec.UID, Count: idCount, Cgroup: p.Unified, Tasks: p.Tasks,
+	b.shell, err = b.r.hold.Spawn(ctx, hold.SpawnSpec{ID: b.name, UIDBase: b.rec.UID, GIDBase: b.rec.UID, Count: accounts.IDs, Cgroup: p.Unified, Tasks: p.Tasks,
 		Lo: true, Account: hold.Account{OOM: p.OOM, Limit: p.Limit, Peak: p.Peak, Throttle: p.Throttle}})
 	return err
 }

@@ -85,7 +85,7 @@ type Runtime struct {
 	groups *cgroup.Root
 	disks  diskpool.Pool
 	log    *slog.Logger
-	uids   *ranges
+	uids   *accounts.Ranges
 	images *Images
 	runsc  program
 
@@ -138,7 +138,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 			return nil, dsec.E(dsec.Internal, "open gvisor runtime", dir, err)
 		}
 	}
-	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, log: c.Log, uids: newRanges(c.UIDBase, c.UIDRanges),
+	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, log: c.Log, uids: accounts.NewRanges(c.UIDBase, c.UIDRanges),
 		slots: make(chan struct{}, c.Parallel), exits: make(chan runtime.Exit), sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
 	var err error
 	if r.images, err = OpenImages(c.Images); err != nil {

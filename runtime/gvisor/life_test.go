@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
@@ -35,8 +36,8 @@ func TestTheKernelInsideIsNotTheMachines(t *testing.T) {
 	rec := w.r.sandboxes[id].record()
 	for _, pid := range pids {
 		for _, uid := range uidsOf(t, pid) {
-			if uid < rec.UID || uid >= rec.UID+idCount {
-				t.Errorf("process %d has uid %d, the sandbox has %d to %d", pid, uid, rec.UID, rec.UID+idCount-1)
+			if uid < rec.UID || uid >= rec.UID+accounts.IDs {
+				t.Errorf("process %d has uid %d, the sandbox has %d to %d", pid, uid, rec.UID, rec.UID+accounts.IDs-1)
 			}
 		}
 	}

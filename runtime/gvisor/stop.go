@@ -263,7 +263,7 @@ func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 		return err
 	}
 	if rec != nil {
-		r.uids.give(rec.UID, sb.id)
+		r.uids.Give(rec.UID, sb.id)
 	}
 	r.forget(sb)
 	return nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/image"
+	"github.com/opendsec/dsec/internal/accounts"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/embedded"
@@ -69,7 +70,7 @@ func newWorld(t testing.TB, options ...func(*world)) *world {
 	}
 	worldsMade.Lock()
 	worldsMade.n++
-	w := &world{dir: t.TempDir(), name: fmt.Sprintf("dsecg%d.%d", os.Getpid(), worldsMade.n), uidBase: 1<<29 + uint32(worldsMade.n)*1000*idCount}
+	w := &world{dir: t.TempDir(), name: fmt.Sprintf("dsecg%d.%d", os.Getpid(), worldsMade.n), uidBase: 1<<29 + uint32(worldsMade.n)*1000*accounts.IDs}
 	worldsMade.Unlock()
 	for _, o := range options {
 		o(w)
@@ -221,11 +222,9 @@ func (w *world) wantNothing(t testing.TB) {
 		t.Errorf("%d images in use", n)
 	}
 	w.r.images.mu.Unlock()
-	w.r.uids.mu.Lock()
-	if n := len(w.r.uids.used); n > 0 {
+	if n := w.r.uids.InUse(); n > 0 {
 		t.Errorf("%d uid ranges in use", n)
 	}
-	w.r.uids.mu.Unlock()
 }
 
 func must(t testing.TB, err error) {
