@@ -69,7 +69,7 @@ func examine(ctx context.Context, s *settings) ([]runtime.Report, error) {
 }
 
 // probe opens a machine in a directory of its own, looks, and takes it apart.
-// as is the instance whose questions are asked.
+// as is the instance whose questions are asked, and whose kernels are used.
 func probe(ctx context.Context, as *settings) (reports []runtime.Report, err error) {
 	if err := needRoot("examine this machine"); err != nil {
 		return nil, err
@@ -79,6 +79,9 @@ func probe(ctx context.Context, as *settings) (reports []runtime.Report, err err
 		return nil, err
 	}
 	defer func() { err = joinAfter(ctx, err, s, remove) }()
+	if kernels := as.kernelDir(); nearest(kernels) == kernels {
+		s.Node.KernelCache = kernels // those it has are not fetched again
+	}
 	store := probeBlobs(ctx, as)
 	takeCredentials() // the hold must not inherit them
 	var m machine
