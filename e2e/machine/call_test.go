@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -60,7 +61,7 @@ func TestCallsOverAKilledAgent(t *testing.T) {
 	}
 	containers := func() (found []string) {
 		_ = filepath.WalkDir(filepath.Join(h.Dir, "data"), func(p string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() && filepath.Base(filepath.Dir(p)) == "sandboxes" {
+			if err == nil && d.IsDir() && filepath.Base(filepath.Dir(p)) == "sandboxes" && !strings.HasPrefix(d.Name(), ".") {
 				found = append(found, d.Name())
 			}
 			return nil
