@@ -49,6 +49,16 @@ func (p Plan) MirrorAt(name string) (netip.Addr, bool) {
 	return p.Mirror, true
 }
 
+// WithMirror adds what leads package managers to the mirror, where the policy opens it: over
+// what the image says. What the caller of a command says goes over it.
+func WithMirror(image []string, p dsec.NetworkPolicy) []string {
+	out := slices.Clone(image)
+	for k, v := range MirrorEnvironment(p) {
+		out = append(out, k+"="+v)
+	}
+	return out
+}
+
 // MirrorEnvironment is what makes package managers of a sandbox ask the mirror.
 // apt is led there by name.
 func MirrorEnvironment(p dsec.NetworkPolicy) map[string]string {

@@ -202,11 +202,14 @@ func (e *execution) start() (err error) {
 }
 
 func (e *execution) spoolPath(s process.Stream) string {
-	ext := ".out"
+	return filepath.Join(e.spec.Spool, e.spec.Spec.ID+spoolSuffix(s))
+}
+
+func spoolSuffix(s process.Stream) string {
 	if s == process.Stderr {
-		ext = ".err"
+		return ".err"
 	}
-	return filepath.Join(e.spec.Spool, e.spec.Spec.ID+ext)
+	return ".out"
 }
 
 func (e *execution) makeSpools() (w [2]*process.SpoolWriter, err error) {

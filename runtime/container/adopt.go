@@ -10,6 +10,7 @@ import (
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // adopt takes over what an earlier process left: sandboxes with a state file
@@ -47,8 +48,8 @@ func (r *Runtime) adopt(ctx context.Context) error {
 // lose gives up a sandbox that cannot be taken over: one is not worth the node.
 func (r *Runtime) lose(id dsec.SandboxID, err error) {
 	r.log.Error("sandbox of an earlier process cannot be taken over", "sandbox", id, "err", err)
-	sb := r.reserve(id)
-	sb.setPhase(running)
+	sb := r.boxes.Reserve(id)
+	sb.SetPhase(tier.Running)
 	r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,
 		Evidence: []string{"the node agent restarted and could not take the sandbox over: " + err.Error()}})
 }
@@ -61,7 +62,7 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[stri
 	if errors.Is(err, dsec.Corrupt.Err()) {
 		// Killed in its first step, or the machine lost power, and then its disk is garbage too.
 		r.log.Error("remove a sandbox whose state is broken", "sandbox", id, "err", err)
-		return r.remove(ctx, r.reserve(id))
+		return r.remove(ctx, r.boxes.Reserve(id))
 	}
 	if err != nil {
 		return err
@@ -69,17 +70,17 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[stri
 	if err := r.uids.Adopt(rec.UID, id); err != nil {
 		return err
 	}
-	sb := r.reserve(id)
+	sb := r.boxes.Reserve(id)
 	sb.rec = rec
 	info, isHeld := held[string(id)]
 	switch {
 	case rec.Stopped:
-		sb.phase = stopped
+		sb.Phase = tier.Stopped
 		return r.groups.Remove(ctx, rec.group()) // of a stop that was killed half-way, or of its file service
 	case isHeld && info.Entered && r.complete(rec, info):
 		return r.adoptRunning(ctx, sb, info)
 	case !isHeld && rec.Begun.Before(r.hold.Info().Started):
-		sb.phase = running
+		sb.Phase = tier.Running
 		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,
 			Evidence: []string{"the process that held the sandbox (dsec-hold) ended"}})
 		return nil
@@ -107,12 +108,12 @@ func (r *Runtime) complete(rec *record, info hold.SandboxInfo) bool {
 }
 
 func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.SandboxInfo) error {
-	id := string(sb.id)
+	id := string(sb.ID)
 	g, err := r.groups.Group(sb.rec.group())
 	if err != nil && !info.Ended { // a stop that was killed half-way has removed it
 		return err
 	}
-	sb.group, sb.phase = g, running
+	sb.group, sb.Phase = g, tier.Running
 	if info.Ended && info.Asked {
 		return r.adoptKilled(ctx, sb, info)
 	}
@@ -129,11 +130,11 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 	}
 	r.witnessAdopted(ctx, sb.rec, info.PID)
 	if r.cfg.Network != nil && sb.rec.Request.Spec.HasLink() {
-		if err := r.cfg.Network.Restore(ctx, sb.id, sb.rec.policy()); err != nil { // what is in force stays so
+		if err := r.cfg.Network.Restore(ctx, sb.ID, sb.rec.policy()); err != nil { // what is in force stays so
 			r.log.Warn("names of a running sandbox cannot be asked for", "sandbox", id, "err", err)
 		}
 	}
-	if r.adoptEnds(ctx, sb, info); sb.phase == ended {
+	if r.adoptEnds(ctx, sb, info); sb.Phase == tier.Ended {
 		return nil
 	}
 	if sb.rec.Still { // the earlier process died between freezing and thawing
@@ -145,7 +146,7 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 	if err := r.adoptPhase(ctx, sb, g); err != nil {
 		return err
 	}
-	if sb.paused, err = g.Frozen(); err != nil {
+	if sb.Paused, err = g.Frozen(); err != nil {
 		return err
 	}
 	return r.adoptClock(ctx, sb, info)
@@ -163,16 +164,16 @@ func (r *Runtime) adoptEnds(ctx context.Context, sb *sandbox, info hold.SandboxI
 // adoptClock makes the clock of the commands agree with the freezer, where an
 // earlier process died between the two.
 func (r *Runtime) adoptClock(ctx context.Context, sb *sandbox, info hold.SandboxInfo) error {
-	if info.Held == sb.paused {
+	if info.Held == sb.Paused {
 		return nil
 	}
-	return r.hold.HoldClock(ctx, string(sb.id), sb.paused)
+	return r.hold.HoldClock(ctx, string(sb.ID), sb.Paused)
 }
 
 // adoptKilled continues what the earlier process had begun when it killed the
 // sandbox: a stop, or the end after that of the main process.
 func (r *Runtime) adoptKilled(ctx context.Context, sb *sandbox, info hold.SandboxInfo) error {
-	if r.adoptEnds(ctx, sb, info); sb.phase == ended {
+	if r.adoptEnds(ctx, sb, info); sb.Phase == tier.Ended {
 		return nil
 	}
 	return r.halt(ctx, sb)
@@ -180,17 +181,17 @@ func (r *Runtime) adoptKilled(ctx context.Context, sb *sandbox, info hold.Sandbo
 
 // undoStart brings a sandbox whose start was killed half-way back to stopped.
 func (r *Runtime) undoStart(ctx context.Context, sb *sandbox) error {
-	r.log.Info("undo a half-made start", "sandbox", sb.id)
-	id := string(sb.id)
+	r.log.Info("undo a half-made start", "sandbox", sb.ID)
+	id := string(sb.ID)
 	if err := errors.Join(r.hold.RemoveSandbox(ctx, id), r.groups.Remove(ctx, sb.rec.group())); err != nil {
 		return err
 	}
 	rec := *sb.rec
 	rec.Stopped = true
-	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
+	if err := writeRecord(r.dir(sb.ID), &rec); err != nil {
 		return dsec.E(dsec.Internal, "write state of sandbox", id, err)
 	}
-	sb.rec, sb.phase = &rec, stopped
+	sb.rec, sb.Phase = &rec, tier.Stopped
 	return nil
 }
 
@@ -236,11 +237,11 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 // groupNames are the control groups of all sandboxes there are.
 func (r *Runtime) groupNames() map[string]bool {
 	names := map[string]bool{}
-	for _, sb := range r.all() {
+	for _, sb := range r.boxes.All() {
 		if rec := sb.record(); rec != nil {
 			names[rec.group()] = true
 		} else {
-			names[string(sb.id)] = true
+			names[string(sb.ID)] = true
 		}
 	}
 	return names
@@ -249,7 +250,6 @@ func (r *Runtime) groupNames() map[string]bool {
 func (r *Runtime) isForeign(name string) bool { return r.cfg.Foreign != nil && r.cfg.Foreign(name) }
 
 func (r *Runtime) isOurs(name string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.sandboxes[dsec.SandboxID(strings.TrimSuffix(name, diskSuffix))] != nil
+	_, ok := r.boxes.Get(dsec.SandboxID(strings.TrimSuffix(name, diskSuffix)))
+	return ok
 }

@@ -100,7 +100,7 @@ func (r *Runtime) removeStrayProfiles() error {
 		return err
 	}
 	mine := map[string]bool{}
-	for _, sb := range r.all() {
+	for _, sb := range r.boxes.All() {
 		if rec := sb.record(); rec != nil && !rec.Stopped {
 			mine[rec.AppArmor] = true
 		}

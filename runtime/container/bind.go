@@ -19,7 +19,7 @@ import (
 // inside runs fn on a thread of its own in the mount namespace of a sandbox, with its
 // root.
 func (r *Runtime) inside(ctx context.Context, sb *sandbox, fn func(ns *hold.Shell, root *os.File) error) error {
-	ns, err := r.hold.Namespaces(ctx, string(sb.id))
+	ns, err := r.hold.Namespaces(ctx, string(sb.ID))
 	if err != nil {
 		return err
 	}
@@ -125,9 +125,9 @@ func (r *Runtime) rebind(ctx context.Context, sb *sandbox, readOnly []string) er
 	if len(readOnly) == 0 {
 		return nil
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	plain := sb.root
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	for _, p := range readOnly {
 		dir, err := strictly(plain, path.Dir(p), unix.O_RDONLY|unix.O_DIRECTORY)
 		if err == nil {

@@ -35,7 +35,7 @@ var cellCaps = capBits("chown", "dac_override", "fowner", "kill", "setgid", "set
 // Cells makes a sandbox one of cells.
 func (r *Runtime) Cells(ctx context.Context, id dsec.SandboxID, s runtime.CellSpec) (runtime.Cells, error) {
 	const op = "make cells of sandbox"
-	sb, err := r.live(op, id)
+	sb, err := r.boxes.Live(op, id)
 	if err != nil {
 		return nil, err
 	}
@@ -62,9 +62,9 @@ func (r *Runtime) Cells(ctx context.Context, id dsec.SandboxID, s runtime.CellSp
 	if err != nil {
 		return nil, dsec.E(dsec.Internal, op, string(id), err)
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	group := sb.group
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	c := &cells{id: id, group: group, conn: conn, in: cellReader{r: bufio.NewReaderSize(conn, 16<<10)}}
 	if err := c.begin(ctx, setup); err != nil {
 		return nil, errors.Join(err, conn.Close())

@@ -14,6 +14,7 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // Debian's Chromium itself, with its sandbox on: the page is what it renders,
@@ -23,7 +24,7 @@ func TestChromiumRunsWithItsSandboxOn(t *testing.T) {
 		t.Skip("installs Chromium into a directory, some minutes and 1 GiB: set DSEC_LONG=1")
 	}
 	w := newWorld(t)
-	l := newLayer(t, func(dir string) error {
+	l := layertest.New(t, func(dir string) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		tree := filepath.Join(dir, "tree")

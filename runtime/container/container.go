@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -22,6 +20,7 @@ import (
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Config of a Runtime. What it names is used, not owned: Close closes none of it.
@@ -76,15 +75,11 @@ type Runtime struct {
 	masks    []string
 	readOnly []string
 
-	exits chan runtime.Exit
+	boxes *tier.Table[*sandbox]
+	ends  *tier.Ends
 	stop  context.CancelCauseFunc
 	life  context.Context
 	tasks sync.WaitGroup
-
-	mu        sync.Mutex
-	sandboxes map[dsec.SandboxID]*sandbox
-	unsent    []*runtime.Exit // waiting for the receiver of exits
-	wake      chan struct{}   // has an element when unsent changed
 }
 
 // errClosed is why work of a closed Runtime ends.
@@ -120,8 +115,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 	}
 	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, mounts: c.Mounts, log: c.Log,
 		uids: accounts.NewRanges(c.UIDBase, c.UIDRanges), slots: make(chan struct{}, c.Parallel),
-		programs: map[confine.Profile][]byte{}, rlimits: map[confine.Profile][]hold.Rlimit{}, mac: openMAC(), masks: confine.MaskedPaths(), readOnly: confine.ReadOnlyPaths(), exits: make(chan runtime.Exit),
-		sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
+		programs: map[confine.Profile][]byte{}, rlimits: map[confine.Profile][]hold.Rlimit{}, mac: openMAC(), masks: confine.MaskedPaths(), readOnly: confine.ReadOnlyPaths(), boxes: tier.NewTable(newSandbox), ends: tier.NewEnds()}
 	for _, p := range offered() {
 		program, err := c.program(p, false)
 		if err != nil {
@@ -141,7 +135,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 	}
 	r.life, r.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	r.tasks.Go(r.watchHold)
-	r.tasks.Go(r.sendExits)
+	r.tasks.Go(func() { r.ends.Send(r.life) })
 	r.tasks.Go(r.shells.fill)
 	return r, nil
 }
@@ -150,17 +144,11 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 func (r *Runtime) Close() error {
 	r.stop(errClosed)
 	r.tasks.Wait()
-	for _, sb := range r.all() {
+	for _, sb := range r.boxes.All() {
 		sb.closeServices()
 		sb.closeRoot()
 	}
 	return r.sys.Close()
-}
-
-func (r *Runtime) all() []*sandbox {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Collect(maps.Values(r.sandboxes))
 }
 
 // Tier is "container".
@@ -170,7 +158,7 @@ func (r *Runtime) dir(id dsec.SandboxID) string { return filepath.Join(r.cfg.Dir
 
 // List tells of every sandbox, those being made or removed included.
 func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
-	all := r.all()
+	all := r.boxes.All()
 	known, err := r.hold.List(ctx)
 	if err != nil {
 		return nil, err
@@ -183,8 +171,8 @@ func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
 	}
 	list := make([]runtime.Status, 0, len(all))
 	for _, sb := range all {
-		if st, ok := sb.status(); ok {
-			st.Execs = execs[string(sb.id)]
+		if st, ok := sb.Status(); ok {
+			st.Execs = execs[string(sb.ID)]
 			list = append(list, st)
 		}
 	}

@@ -1,7 +1,6 @@
 package container
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // build is a sandbox on its way to running. The files are closed when the way
@@ -55,16 +55,16 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 	if err := r.check(op, &req); err != nil {
 		return nil, err
 	}
-	sb := r.reserve(req.ID)
-	if err := sb.lock(ctx, op); err != nil {
+	sb := r.boxes.Reserve(req.ID)
+	if err := sb.Enter(ctx, op); err != nil {
 		return nil, err
 	}
-	defer sb.unlock()
-	if !r.current(sb) { // destroyed while we waited
+	defer sb.Leave()
+	if !r.boxes.Current(sb) { // destroyed while we waited
 		return nil, dsec.Errorf(dsec.Conflict, op, string(req.ID), "destroyed by another call")
 	}
 	if rec := sb.record(); rec != nil {
-		return nil, sameRequest(op, rec.Request, req)
+		return nil, tier.SameRequest(op, rec.Request, req)
 	}
 	select {
 	case r.slots <- struct{}{}:
@@ -111,46 +111,15 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 	return nil
 }
 
-func sameRequest(op string, was, now runtime.Request) error {
-	a, err := (&record{Request: was}).encode()
-	if err != nil {
-		return dsec.E(dsec.Internal, op, string(now.ID), err)
-	}
-	b, err := (&record{Request: now}).encode()
-	if err != nil {
-		return dsec.E(dsec.Internal, op, string(now.ID), err)
-	}
-	if !bytes.Equal(a, b) {
-		return dsec.Errorf(dsec.Conflict, op, string(now.ID), "it exists and was asked for differently")
-	}
-	return nil
-}
-
-// reserve returns the sandbox of that id, made if there is none.
-func (r *Runtime) reserve(id dsec.SandboxID) *sandbox {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	sb := r.sandboxes[id]
-	if sb == nil {
-		sb = newSandbox(id)
-		r.sandboxes[id] = sb
-	}
-	return sb
-}
-
 // forget takes a sandbox of which nothing is left out of the map.
 func (r *Runtime) forget(sb *sandbox) {
-	r.acknowledge(sb.id)
+	r.ends.Acknowledge(sb.ID)
 	sb.closeServices()
 	sb.closeRoot()
-	sb.mu.Lock()
-	sb.phase, sb.rec, sb.group = absent, nil, nil
-	sb.mu.Unlock()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.sandboxes[sb.id] == sb {
-		delete(r.sandboxes, sb.id)
-	}
+	sb.Mu.Lock()
+	sb.Phase, sb.rec, sb.group = tier.Absent, nil, nil
+	sb.Mu.Unlock()
+	r.boxes.Forget(sb)
 }
 
 // wrap names the call and the sandbox in the error of a step; nil stays nil.
@@ -172,21 +141,21 @@ func (b *build) state() lifecycle.Step {
 			b.giveUIDs()
 			return err
 		}
-		dir := b.r.dir(b.sb.id)
+		dir := b.r.dir(b.sb.ID)
 		if err = os.Mkdir(dir, 0o700); err == nil {
 			err = writeNewRecord(dir, b.rec)
 		}
 		if err != nil {
 			err = errors.Join(err, os.RemoveAll(dir))
 			b.giveUIDs()
-			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.ID), err)
 		}
-		b.sb.mu.Lock()
+		b.sb.Mu.Lock()
 		b.sb.rec = b.rec
-		b.sb.mu.Unlock()
+		b.sb.Mu.Unlock()
 		return nil
 	}, Undo: func(context.Context) error {
-		if err := b.r.removeState(b.sb.id); err != nil {
+		if err := b.r.removeState(b.sb.ID); err != nil {
 			return err
 		}
 		b.giveUIDs()
@@ -196,20 +165,20 @@ func (b *build) state() lifecycle.Step {
 
 func (b *build) takeUIDs() (uint32, error) {
 	if b.ready == nil {
-		return b.r.uids.Take(b.sb.id)
+		return b.r.uids.Take(b.sb.ID)
 	}
 	b.rec.Shell = b.ready.name
-	b.r.uids.Pass(b.ready.uid, dsec.SandboxID(b.ready.name), b.sb.id)
+	b.r.uids.Pass(b.ready.uid, dsec.SandboxID(b.ready.name), b.sb.ID)
 	return b.ready.uid, nil
 }
 
 // giveUIDs undoes takeUIDs. The uids of a shell are its own as long as it lives.
 func (b *build) giveUIDs() {
 	if b.ready == nil {
-		b.r.uids.Give(b.rec.UID, b.sb.id)
+		b.r.uids.Give(b.rec.UID, b.sb.ID)
 		return
 	}
-	b.r.uids.Pass(b.ready.uid, b.sb.id, dsec.SandboxID(b.ready.name))
+	b.r.uids.Pass(b.ready.uid, b.sb.ID, dsec.SandboxID(b.ready.name))
 }
 
 func (r *Runtime) removeState(id dsec.SandboxID) error {
@@ -224,7 +193,7 @@ func (r *Runtime) removeState(id dsec.SandboxID) error {
 }
 
 func (b *build) disk() lifecycle.Step {
-	id := string(b.sb.id)
+	id := string(b.sb.ID)
 	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) (err error) {
 		b.dir, err = b.r.disks.Create(ctx, id, b.rec.Request.Spec.Limits.Disk, diskpool.Owner{})
 		if err != nil {
@@ -248,16 +217,16 @@ func (b *build) prepareDir() error {
 // begin are the steps that creation and start have in common: from a disk to a
 // running sandbox.
 func (b *build) begin() []lifecycle.Step {
-	id := string(b.sb.id)
+	id := string(b.sb.ID)
 	last := []lifecycle.Step{{Name: "main", Do: b.main}}
 	if b.rec.phase() >= 0 {
 		last = append([]lifecycle.Step{{Name: "phase", Do: b.bind}}, last...)
 	}
 	steps := append(b.profileLoaded(), []lifecycle.Step{
 		{Name: "cgroup", Do: b.cgroup, Undo: func(ctx context.Context) error {
-			b.sb.mu.Lock()
+			b.sb.Mu.Lock()
 			b.sb.group = nil
-			b.sb.mu.Unlock()
+			b.sb.Mu.Unlock()
 			return b.r.groups.Remove(ctx, b.rec.group())
 		}},
 		{Name: "layers", Do: func(ctx context.Context) error {
@@ -279,7 +248,7 @@ func (b *build) begin() []lifecycle.Step {
 		}},
 		{Name: "enter", Do: b.enter, Undo: func(ctx context.Context) error {
 			b.sb.closeRoot()
-			b.r.unwitness(ctx, b.sb.id)
+			b.r.unwitness(ctx, b.sb.ID)
 			return nil
 		}},
 	}...)
@@ -293,9 +262,9 @@ func (b *build) cgroup(context.Context) (err error) {
 	} else if g, err = b.r.groups.Create(b.rec.group(), groupLimits(b.rec.limits())); err != nil {
 		return err
 	}
-	b.sb.mu.Lock()
+	b.sb.Mu.Lock()
 	b.sb.group = g
-	b.sb.mu.Unlock()
+	b.sb.Mu.Unlock()
 	return nil
 }
 
@@ -304,9 +273,9 @@ func (b *build) spawn(ctx context.Context) (err error) {
 		b.shell = b.ready.ns
 		return nil
 	}
-	b.sb.mu.Lock()
+	b.sb.Mu.Lock()
 	g := b.sb.group
-	b.sb.mu.Unlock()
+	b.sb.Mu.Unlock()
 	b.shell, err = b.r.spawn(ctx, b.rec.group(), g, b.rec.UID, b.rec.Request.Spec.Limits.Memory)
 	return err
 }
@@ -315,7 +284,7 @@ func (b *build) stack(ctx context.Context) (err error) {
 	if err := b.withhold(ctx); err != nil {
 		return err
 	}
-	b.root, err = b.r.mounts.Stack(rootfs.Root{User: string(b.sb.id), Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
+	b.root, err = b.r.mounts.Stack(rootfs.Root{User: string(b.sb.ID), Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
 	return err
 }
 
@@ -326,10 +295,10 @@ func (b *build) main(ctx context.Context) error {
 			return err
 		}
 	}
-	b.sb.mu.Lock()
+	b.sb.Mu.Lock()
 	early := b.sb.early
-	b.sb.phase, b.sb.exit, b.sb.early, b.sb.paused = running, nil, nil, false
-	b.sb.mu.Unlock()
+	b.sb.Phase, b.sb.exit, b.sb.early, b.sb.Paused = tier.Running, nil, nil, false
+	b.sb.Mu.Unlock()
 	if early != nil {
 		b.r.end(b.sb, *early)
 	}

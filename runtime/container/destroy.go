@@ -9,6 +9,7 @@ import (
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Destroy removes everything of an id, whatever there is of it.
@@ -17,18 +18,18 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 	if _, _, err := dsec.ParseSandboxID(string(id)); err != nil {
 		return err
 	}
-	sb := r.reserve(id)
+	sb := r.boxes.Reserve(id)
 	// Ends what is in flight before its turn comes; a creation under way is waited for.
 	undo := sb.announceRemoval()
-	if err := sb.lock(ctx, op); err != nil {
+	if err := sb.Enter(ctx, op); err != nil {
 		undo()
 		return err
 	}
-	defer sb.unlock()
-	if !r.current(sb) {
+	defer sb.Leave()
+	if !r.boxes.Current(sb) {
 		return nil // another call destroyed it
 	}
-	sb.setPhase(removing)
+	sb.SetPhase(tier.Removing)
 	sb.closeServices()
 	// Once begun it is finished: a half-destroyed sandbox serves nobody.
 	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
@@ -42,18 +43,18 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 // announceRemoval makes calls into a running sandbox fail from now on. The
 // undo is for a removal that does not get its turn.
 func (sb *sandbox) announceRemoval() (undo func()) {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	was := sb.phase
-	if was != running && was != ended {
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	was := sb.Phase
+	if was != tier.Running && was != tier.Ended {
 		return func() {}
 	}
-	sb.phase = removing
+	sb.Phase = tier.Removing
 	return func() {
-		sb.mu.Lock()
-		defer sb.mu.Unlock()
-		if sb.phase == removing {
-			sb.phase = was
+		sb.Mu.Lock()
+		defer sb.Mu.Unlock()
+		if sb.Phase == tier.Removing {
+			sb.Phase = was
 		}
 	}
 }
@@ -61,7 +62,7 @@ func (sb *sandbox) announceRemoval() (undo func()) {
 // remove is all the undos of creation, by name. The state goes last, when
 // nothing else is left, and only then the uid range is free.
 func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
-	id := string(sb.id)
+	id := string(sb.ID)
 	rec, group := sb.record(), id
 	if rec != nil {
 		group = rec.group()
@@ -71,7 +72,7 @@ func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 		errs = append(errs, r.hold.RemoveSandbox(ctx, group))
 	}
 	sb.closeRoot()
-	r.unwitness(ctx, sb.id)
+	r.unwitness(ctx, sb.ID)
 	errs = append(errs, r.groups.Remove(ctx, group))
 	if rec != nil && errors.Join(errs...) == nil {
 		errs = append(errs, r.mac.remove(rec.AppArmor))
@@ -81,11 +82,11 @@ func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := r.removeState(sb.id); err != nil {
+	if err := r.removeState(sb.ID); err != nil {
 		return err
 	}
 	if rec != nil {
-		r.uids.Give(rec.UID, sb.id)
+		r.uids.Give(rec.UID, sb.ID)
 	}
 	r.forget(sb)
 	return nil
@@ -94,12 +95,12 @@ func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 // Stop asks the main process to end, waits for grace, then ends everything.
 func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Duration) error {
 	const op = "stop sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if sb.getPhase() == stopped {
+	defer sb.Leave()
+	if sb.GetPhase() == tier.Stopped {
 		return nil
 	}
 	if err := r.killMoving(sb); err != nil {
@@ -108,7 +109,7 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 	if err := r.thaw(ctx, sb); err != nil {
 		return r.wrap(op, id, err)
 	}
-	if grace > 0 && sb.getPhase() == running {
+	if grace > 0 && sb.GetPhase() == tier.Running {
 		r.ask(ctx, sb, grace)
 	}
 	if err := ctx.Err(); err != nil {
@@ -122,13 +123,13 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 // ask signals the main process and waits for its end; that it does not come is
 // no error.
 func (r *Runtime) ask(ctx context.Context, sb *sandbox, grace time.Duration) {
-	p, err := r.hold.Process(ctx, string(sb.id), mainID)
+	p, err := r.hold.Process(ctx, string(sb.ID), mainID)
 	if err != nil {
 		return
 	}
-	sb.mu.Lock()
-	sb.stopping = true // the end of the main process is what was asked for
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	sb.Stopping = true // the end of the main process is what was asked for
+	sb.Mu.Unlock()
 	gctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	if err := p.Signal(gctx, signalOf(sb.record().Request.Layers.Config.StopSignal)); err != nil {
@@ -140,16 +141,16 @@ func (r *Runtime) ask(ctx context.Context, sb *sandbox, grace time.Duration) {
 // halt ends every process and keeps the disk, and what its commands left to be
 // read. The group goes: it costs more memory than anything else.
 func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
-	id := string(sb.id)
-	sb.mu.Lock()
-	sb.stopping = true
-	sb.mu.Unlock()
+	id := string(sb.ID)
+	sb.Mu.Lock()
+	sb.Stopping = true
+	sb.Mu.Unlock()
 	sb.closeServices()
 	if err := r.hold.KillSandbox(ctx, id); err != nil {
 		return err
 	}
 	sb.closeRoot()
-	r.unwitness(ctx, sb.id)
+	r.unwitness(ctx, sb.ID)
 	last, err := r.sample(ctx, sb)
 	if err != nil {
 		r.log.Warn("sample a sandbox at its end", "sandbox", id, "err", err)
@@ -163,28 +164,28 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	}
 	r.mounts.Unuse(id)
 	rec.Stopped, rec.Shell, rec.Last = true, "", &last
-	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
+	if err := writeRecord(r.dir(sb.ID), &rec); err != nil {
 		return dsec.E(dsec.Internal, "write state of sandbox", id, err)
 	}
-	r.acknowledge(sb.id)
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	sb.rec, sb.group, sb.phase, sb.exit, sb.paused, sb.stopping, sb.moving = &rec, nil, stopped, nil, false, false, false
+	r.ends.Acknowledge(sb.ID)
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	sb.rec, sb.group, sb.Phase, sb.exit, sb.Paused, sb.Stopping, sb.moving = &rec, nil, tier.Stopped, nil, false, false, false
 	return nil
 }
 
 // Start runs a stopped sandbox again on its disk.
 func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, error) {
 	const op = "start sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return nil, err
 	}
-	defer sb.unlock()
-	switch sb.getPhase() {
-	case running:
+	defer sb.Leave()
+	switch sb.GetPhase() {
+	case tier.Running:
 		return nil, nil
-	case ended: // starting acknowledges the end as stopping does
+	case tier.Ended: // starting acknowledges the end as stopping does
 		if err := r.halt(ctx, sb); err != nil {
 			return nil, r.wrap(op, id, err)
 		}
@@ -197,7 +198,7 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 	sb.beginMaking()
 	took, err := lifecycle.Run(ctx, "container.start", append([]lifecycle.Step{b.restate(), b.reopen()}, b.begin()...)...)
 	if err != nil {
-		sb.setPhase(stopped)
+		sb.SetPhase(tier.Stopped)
 		return took, r.wrap(op, id, err)
 	}
 	return took, nil
@@ -207,17 +208,17 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 func (b *build) restate() lifecycle.Step {
 	was := b.sb.record()
 	set := func(rec *record) error {
-		if err := writeRecord(b.r.dir(b.sb.id), rec); err != nil {
-			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
+		if err := writeRecord(b.r.dir(b.sb.ID), rec); err != nil {
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.ID), err)
 		}
-		b.sb.mu.Lock()
-		defer b.sb.mu.Unlock()
+		b.sb.Mu.Lock()
+		defer b.sb.Mu.Unlock()
 		b.sb.rec = rec
 		return nil
 	}
 	return lifecycle.Step{Name: "state", Do: func(ctx context.Context) error {
 		// The commands of the run before are forgotten here, not at the stop, so that they could be read.
-		if err := errors.Join(b.r.closeDiskShell(ctx, b.sb), b.r.hold.RemoveSandbox(ctx, string(b.sb.id))); err != nil {
+		if err := errors.Join(b.r.closeDiskShell(ctx, b.sb), b.r.hold.RemoveSandbox(ctx, string(b.sb.ID))); err != nil {
 			return err
 		}
 		if err := b.setProfile(); err != nil {
@@ -229,7 +230,7 @@ func (b *build) restate() lifecycle.Step {
 
 func (b *build) reopen() lifecycle.Step {
 	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) (err error) {
-		if b.dir, err = b.r.disks.Open(ctx, string(b.sb.id)); err != nil {
+		if b.dir, err = b.r.disks.Open(ctx, string(b.sb.ID)); err != nil {
 			return err
 		}
 		if err = b.makeRoom(ctx); err == nil {
@@ -249,7 +250,7 @@ const startRoom = 1 << 20
 // makeRoom lets a sandbox that has filled its disk start, to be emptied: until
 // takeRoom, which a kill may have prevented the last time, its limit is higher.
 func (b *build) makeRoom(ctx context.Context) error {
-	id, limit := string(b.sb.id), b.rec.Request.Spec.Limits.Disk
+	id, limit := string(b.sb.ID), b.rec.Request.Spec.Limits.Disk
 	if limit == 0 || !diskpool.Shrinks(b.r.disks) { // then what is removed first has to be enough
 		return nil
 	}
@@ -270,14 +271,14 @@ func (b *build) takeRoom(ctx context.Context) error {
 		return nil
 	}
 	b.hasRoom = false
-	return b.r.disks.Resize(ctx, string(b.sb.id), b.rec.Request.Spec.Limits.Disk)
+	return b.r.disks.Resize(ctx, string(b.sb.ID), b.rec.Request.Spec.Limits.Disk)
 }
 
 // sample reads what a sandbox uses, or used before it stopped.
 func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error) {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	g, rec := sb.group, sb.rec
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	var s runtime.Stats
 	if rec != nil && rec.Last != nil {
 		s = *rec.Last
@@ -290,7 +291,7 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 		s = runtime.Stats{CPU: c.CPU, Throttled: c.Throttled, Memory: c.Memory, MemoryPeak: c.MemoryPeak, MemoryLimit: c.MemoryLimit,
 			Pids: c.Pids, PidsPeak: c.PidsPeak, PidsLimit: c.PidsLimit, OOMKills: c.OOMKills, PidsDenied: c.PidsDenied}
 	}
-	u, err := r.disks.Usage(ctx, string(sb.id))
+	u, err := r.disks.Usage(ctx, string(sb.ID))
 	s.Disk, s.DiskLimit = u.Used, u.Limit
 	return s, err
 }
@@ -298,7 +299,7 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 // Stats samples a sandbox; of a stopped one, what it had used.
 func (r *Runtime) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error) {
 	const op = "sample sandbox"
-	sb, err := r.findInside(op, id)
+	sb, err := r.boxes.FindInside(op, id)
 	if err != nil {
 		return runtime.Stats{}, err
 	}

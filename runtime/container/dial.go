@@ -20,7 +20,7 @@ var aLongTimeAgo = time.Unix(1, 0)
 // Dial connects to a port of the sandbox's loopback, IPv4 first.
 func (r *Runtime) Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error) {
 	const op = "connect to sandbox"
-	sb, err := r.live(op, id)
+	sb, err := r.boxes.Live(op, id)
 	if err != nil {
 		return nil, err
 	}

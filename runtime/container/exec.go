@@ -1,11 +1,11 @@
 package container
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
 	"path"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,6 +17,7 @@ import (
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // startLimit is how long the start of a command may take; the hold gives up
@@ -26,7 +27,7 @@ const startLimit = 45 * time.Second
 // Exec starts a command. A context that ends while it starts does not stop it.
 func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error) {
 	const op = "exec in sandbox"
-	sb, err := r.live(op, id)
+	sb, err := r.boxes.Live(op, id)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +44,7 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 		return nil, err
 	}
 	defer done()
-	if sb.isPaused() {
+	if sb.IsPaused() {
 		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
 	}
 	if err := ctx.Err(); err != nil {
@@ -57,16 +58,16 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	if err != nil {
 		return nil, r.explain(op, sb, err)
 	}
-	return &command{p, sb}, nil
+	return sb.Command(p), nil
 }
 
 // explain says that the sandbox has ended where that is why a call on the hold failed.
 func (r *Runtime) explain(op string, sb *sandbox, err error) error {
-	if p := sb.getPhase(); p != running && p != making {
-		return dsec.E(dsec.SandboxGone, op, string(sb.id), err)
+	if p := sb.GetPhase(); p != tier.Running && p != tier.Making {
+		return dsec.E(dsec.SandboxGone, op, string(sb.ID), err)
 	}
 	if errors.Is(err, dsec.SandboxGone.Err()) {
-		return dsec.E(dsec.SandboxGone, op, string(sb.id), err)
+		return dsec.E(dsec.SandboxGone, op, string(sb.ID), err)
 	}
 	return err
 }
@@ -74,10 +75,10 @@ func (r *Runtime) explain(op string, sb *sandbox, err error) error {
 // start makes of a command's spec what the hold needs and starts it.
 func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (process.Process, error) {
 	if len(s.Argv) == 0 || s.Argv[0] == "" {
-		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.id), "no program")
+		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.ID), "no program")
 	}
 	if s.Cwd != "" && !path.IsAbs(s.Cwd) {
-		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.id), "working directory %s is not absolute", dsec.Quote(s.Cwd))
+		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.ID), "working directory %s is not absolute", dsec.Quote(s.Cwd))
 	}
 	rec := sb.record()
 	spec, image := rec.Request.Spec, rec.Request.Layers.Config
@@ -85,7 +86,7 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	if err != nil {
 		return nil, err
 	}
-	who, err := r.identify(ctx, sb, first(s.User, rights.User, spec.User, image.User))
+	who, err := r.identify(ctx, sb, cmp.Or(s.User, rights.User, spec.User, image.User))
 	if err != nil {
 		return nil, err
 	}
@@ -96,38 +97,30 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	if err != nil {
 		return nil, err
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	locale := sb.locale
-	sb.mu.Unlock()
-	e := hold.ExecSpec{Sandbox: string(sb.id), Spec: s,
-		Env: accounts.Environment(who, s.PTY != nil, locale, withMirror(image.Env, rec.policy()), spec.Env, s.Env),
-		Cwd: first(s.Cwd, spec.Workdir, path.Join("/", image.Workdir)),
+	sb.Mu.Unlock()
+	e := hold.ExecSpec{Sandbox: string(sb.ID), Spec: s,
+		Env: accounts.Environment(who, s.PTY != nil, locale, netpolicy.WithMirror(image.Env, rec.policy()), spec.Env, s.Env),
+		Cwd: cmp.Or(s.Cwd, spec.Workdir, path.Join("/", image.Workdir)),
 		UID: who.UID, GID: who.GID, Groups: who.Groups,
 		Caps: capsFor(who.UID, confine.Capabilities(profile)&^rights.dropped), NoNewPrivs: spec.NoNewPrivs || rights.NoNewPrivs,
 		Landlock: rights.landlock(),
-		Seccomp:  r.programs[profile], Notice: r.cfg.Refused != nil, AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
+		Seccomp:  r.programs[profile], Notice: r.cfg.Refused != nil, AppArmor: sb.record().AppArmor, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.ID)}
 	e.Rlimits = r.rlimits[profile]
 	if len(rights.Executables) > 0 {
 		if e.Seccomp, err = r.cfg.program(profile, true); err != nil {
 			return nil, err
 		}
 	}
-	r.capOutput(ctx, sb, &e.Spec)
+	if err := r.hold.LimitKept(ctx, &e, spec.Limits.Output); err != nil {
+		return nil, err
+	}
 	p, err := r.hold.Exec(ctx, e)
 	if g, ok := p.(interface{ Group() uint64 }); err == nil && ok {
 		r.witnessCommand(g.Group(), s.ID)
 	}
 	return p, err
-}
-
-// withMirror adds what leads package managers to the mirror, where the policy opens
-// it: over what the image says, under what the caller does.
-func withMirror(image []string, p dsec.NetworkPolicy) []string {
-	out := slices.Clone(image)
-	for k, v := range netpolicy.MirrorEnvironment(p) {
-		out = append(out, k+"="+v)
-	}
-	return out
 }
 
 // ownRlimits are the profile's within what this process may hand on: the hold
@@ -154,27 +147,18 @@ func capsFor(uid uint32, allowed confine.Caps) hold.Caps {
 	return c
 }
 
-func first(s ...string) string {
-	for _, v := range s {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
-}
-
 // Process finds a command that runs or waits for Release.
 func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (process.Process, error) {
 	const op = "find command in sandbox"
-	sb, err := r.findInside(op, id)
+	sb, err := r.boxes.FindInside(op, id)
 	if err != nil {
 		return nil, err
 	}
 	p, err := r.hold.Process(ctx, string(id), exec)
 	if err != nil {
-		return nil, (&command{sb: sb}).translate(err)
+		return nil, sb.Command(nil).Explain(err)
 	}
-	return &command{p, sb}, nil
+	return sb.Command(p), nil
 }
 
 // userCache is what was last read of the account files, and from which version
@@ -192,14 +176,14 @@ type fileVersion struct {
 
 // identify looks a user up in the sandbox's own files.
 func (r *Runtime) identify(ctx context.Context, sb *sandbox, user string) (accounts.Identity, error) {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	if sb.root != nil {
-		defer sb.mu.Unlock()
+		defer sb.Mu.Unlock()
 		sb.users.read(sb.root)
 		return sb.users.accounts.Lookup(user)
 	}
-	sb.mu.Unlock()
-	return r.identifyIn(ctx, string(sb.id), user)
+	sb.Mu.Unlock()
+	return r.identifyIn(ctx, string(sb.ID), user)
 }
 
 // identifyIn looks a user up in a shell of the hold.

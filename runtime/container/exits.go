@@ -3,7 +3,6 @@ package container
 import (
 	"context"
 	"fmt"
-	"slices"
 	"syscall"
 	"time"
 
@@ -12,34 +11,11 @@ import (
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Exits tells of ends that nobody asked for.
-func (r *Runtime) Exits() <-chan runtime.Exit { return r.exits }
-
-// sendExits hands what is in unsent to the receiver.
-func (r *Runtime) sendExits() {
-	for {
-		r.mu.Lock()
-		var next *runtime.Exit
-		var to chan<- runtime.Exit // nil: nothing to send, and a nil channel is never ready
-		if len(r.unsent) > 0 {
-			next, to = r.unsent[0], r.exits
-		} else {
-			next = &runtime.Exit{}
-		}
-		r.mu.Unlock()
-		select {
-		case to <- *next:
-			r.mu.Lock()
-			r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x == next })
-			r.mu.Unlock()
-		case <-r.wake: // it grew, or what is first was acknowledged
-		case <-r.life.Done():
-			return
-		}
-	}
-}
+func (r *Runtime) Exits() <-chan runtime.Exit { return r.ends.C() }
 
 // watchHold acts on what the hold reports, until Close or the end of the hold.
 func (r *Runtime) watchHold() {
@@ -69,7 +45,7 @@ func (r *Runtime) on(e hold.Event) {
 	}
 	ctx, cancel := context.WithTimeout(r.life, lifecycle.UndoLimit)
 	defer cancel()
-	sb, err := r.find("follow sandbox", dsec.SandboxID(e.Sandbox))
+	sb, err := r.boxes.Find("follow sandbox", dsec.SandboxID(e.Sandbox))
 	if err != nil { // being removed, with all that is known of it; or a shell
 		r.shells.lost(ctx, e.Sandbox)
 		return
@@ -113,17 +89,17 @@ func (r *Runtime) execEnded(ctx context.Context, sb *sandbox, exec string, res p
 	if !r.end(sb, x) {
 		return
 	}
-	if err := r.hold.KillSandbox(ctx, string(sb.id)); err != nil {
-		r.log.Warn("end a sandbox after its main process", "sandbox", sb.id, "err", err)
+	if err := r.hold.KillSandbox(ctx, string(sb.ID)); err != nil {
+		r.log.Warn("end a sandbox after its main process", "sandbox", sb.ID, "err", err)
 	}
 }
 
 // initEnd says why PID 1 is gone. Inside, nothing can send it SIGKILL; it ends
 // by that only through the memory limit or somebody on the machine.
 func (r *Runtime) initEnd(sb *sandbox, signal int) runtime.Exit {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	g := sb.group
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	what := fmt.Sprintf("PID 1 was ended by signal %d (%s)", signal, syscall.Signal(signal))
 	if g != nil {
 		if s, err := g.Stats(); err == nil && s.OOMKills > 0 {
@@ -141,43 +117,21 @@ func (r *Runtime) initEnd(sb *sandbox, signal int) runtime.Exit {
 // if the sandbox did not run, or is being ended anyway. The end of one that is
 // still being made is kept until it is made.
 func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
-	x.ID = sb.id
-	sb.mu.Lock()
-	if sb.phase == making {
+	x.ID = sb.ID
+	sb.Mu.Lock()
+	if sb.Phase == tier.Making {
 		sb.early = &x
-		sb.mu.Unlock()
+		sb.Mu.Unlock()
 		return true
 	}
-	if sb.phase != running || sb.stopping {
-		sb.mu.Unlock()
+	if sb.Phase != tier.Running || sb.Stopping {
+		sb.Mu.Unlock()
 		return false
 	}
-	sb.phase, sb.exit = ended, &x
-	sb.mu.Unlock()
-	r.report(x)
+	sb.Phase, sb.exit = tier.Ended, &x
+	sb.Mu.Unlock()
+	r.ends.Report(x)
 	return true
-}
-
-func (r *Runtime) report(x runtime.Exit) {
-	r.mu.Lock()
-	r.unsent = append(r.unsent, &x)
-	r.mu.Unlock()
-	r.kick()
-}
-
-// acknowledge drops the report of a sandbox that was not received yet.
-func (r *Runtime) acknowledge(id dsec.SandboxID) {
-	r.mu.Lock()
-	r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x.ID == id })
-	r.mu.Unlock()
-	r.kick()
-}
-
-func (r *Runtime) kick() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
 }
 
 // holdLost ends every sandbox: the kernel has killed all their processes.
@@ -185,7 +139,7 @@ func (r *Runtime) holdLost() {
 	if r.life.Err() != nil {
 		return
 	}
-	all := r.all()
+	all := r.boxes.All()
 	r.log.Error("the hold is gone, and with it every running sandbox", "sandboxes", len(all), "at", time.Now().UTC())
 	for _, sb := range all {
 		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,

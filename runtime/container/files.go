@@ -1,6 +1,7 @@
 package container
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 const (
@@ -41,7 +43,7 @@ const maxServices = 16
 // Files opens the file service as a user. The same user gets the same service;
 // who that is was decided when it was opened.
 func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error) {
-	sb, err := r.findInside("open files of sandbox", id)
+	sb, err := r.boxes.FindInside("open files of sandbox", id)
 	if err != nil {
 		return nil, err
 	}
@@ -49,45 +51,46 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
-	s := &fileService{r: r, sb: sb, who: who, key: fmt.Sprint(who.UID, who.GID, who.Groups)}
-	_, err = s.open()
+	s := &tier.FileService{Sandbox: id, Gone: sb.Gone, Open: func() (*files.Redialing, error) { return r.serviceOf(sb, who) }}
+	_, err = s.Open()
 	return s, err
 }
 
-// open returns the connection of a user, made if there is none since the
-// sandbox last changed its state.
-func (s *fileService) open() (*files.Redialing, error) {
-	s.sb.mu.Lock()
-	defer s.sb.mu.Unlock()
-	if c := s.sb.services[s.key]; c != nil {
+// serviceOf returns the connection of a user, made if there is none since the sandbox last
+// changed its state.
+func (r *Runtime) serviceOf(sb *sandbox, who accounts.Identity) (*files.Redialing, error) {
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	key := fmt.Sprint(who.UID, who.GID, who.Groups)
+	if c := sb.services[key]; c != nil {
 		return c, nil
 	}
-	if s.sb.phase == removing || s.sb.phase == absent {
-		return nil, dsec.Errorf(dsec.SandboxGone, "open files of sandbox", string(s.sb.id), "the sandbox has ended")
+	if sb.Phase == tier.Removing || sb.Phase == tier.Absent {
+		return nil, dsec.Errorf(dsec.SandboxGone, "open files of sandbox", string(sb.ID), "the sandbox has ended")
 	}
-	if len(s.sb.services) >= maxServices {
-		maps.DeleteFunc(s.sb.services, func(_ string, c *files.Redialing) bool { return c.Idle() })
+	if len(sb.services) >= maxServices {
+		maps.DeleteFunc(sb.services, func(_ string, c *files.Redialing) bool { return c.Idle() })
 	}
 	c := files.NewRedialing(func(ctx context.Context) (io.ReadWriteCloser, error) {
-		shell, _, err := s.r.reach(ctx, s.sb, "0")
+		shell, _, err := r.reach(ctx, sb, "0")
 		if err != nil {
 			return nil, err
 		}
-		return s.r.helper(ctx, s.sb, shell, s.who)
+		return r.helper(ctx, sb, shell, who)
 	})
-	if s.sb.services == nil {
-		s.sb.services = map[string]*files.Redialing{}
+	if sb.services == nil {
+		sb.services = map[string]*files.Redialing{}
 	}
-	s.sb.services[s.key] = c
+	sb.services[key] = c
 	return c, nil
 }
 
 // closeServices ends the file services of a sandbox, calls in flight included.
 func (sb *sandbox) closeServices() {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	all := sb.services
 	sb.services = nil
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	for _, s := range all {
 		_ = s.Close() // it only ever reports what is wanted here
 	}
@@ -99,26 +102,26 @@ func (r *Runtime) reach(ctx context.Context, sb *sandbox, user string) (shell st
 	const op = "open files of sandbox"
 	rec := sb.record()
 	if rec == nil {
-		return "", who, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+		return "", who, dsec.Errorf(dsec.SandboxGone, op, string(sb.ID), "the sandbox has ended")
 	}
-	user = first(user, rec.rights().User, rec.Request.Spec.User, rec.Request.Layers.Config.User)
-	switch sb.getPhase() {
-	case running:
+	user = cmp.Or(user, rec.rights().User, rec.Request.Spec.User, rec.Request.Layers.Config.User)
+	switch sb.GetPhase() {
+	case tier.Running:
 		if sb.isMoving() {
 			return "", who, betweenPhases(op, sb)
 		}
 		who, err = r.identify(ctx, sb, user)
-		return string(sb.id), who, err
-	case stopped, ended:
+		return string(sb.ID), who, err
+	case tier.Stopped, tier.Ended:
 		if shell, err = r.diskShell(ctx, sb); err != nil {
 			return "", who, err
 		}
 		who, err = r.identifyIn(ctx, shell, user)
 		return shell, who, err
-	case making:
-		return "", who, dsec.Errorf(dsec.IllegalState, op, string(sb.id), "the sandbox is being made")
+	case tier.Making:
+		return "", who, dsec.Errorf(dsec.IllegalState, op, string(sb.ID), "the sandbox is being made")
 	}
-	return "", who, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+	return "", who, dsec.Errorf(dsec.SandboxGone, op, string(sb.ID), "the sandbox has ended")
 }
 
 // helper starts a file helper and connects to it.
@@ -140,7 +143,7 @@ func (r *Runtime) helper(ctx context.Context, sb *sandbox, shell string, who acc
 	defer sock.Close()
 	c, err := net.FileConn(sock)
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, "open files of sandbox", string(sb.id), err)
+		return nil, dsec.E(dsec.Internal, "open files of sandbox", string(sb.ID), err)
 	}
 	return c, nil
 }
@@ -149,28 +152,28 @@ func (r *Runtime) helper(ctx context.Context, sb *sandbox, shell string, who acc
 // unless there is one.
 func (r *Runtime) diskShell(ctx context.Context, sb *sandbox) (string, error) {
 	const op = "open disk of sandbox"
-	name := string(sb.id) + diskSuffix
-	if err := sb.lock(ctx, op); err != nil {
+	name := string(sb.ID) + diskSuffix
+	if err := sb.Enter(ctx, op); err != nil {
 		return "", err
 	}
-	defer sb.unlock()
-	p := sb.getPhase()
-	if p != stopped && p != ended {
-		return "", dsec.Errorf(dsec.Unavailable, op, string(sb.id), "the sandbox changed its state during the call")
+	defer sb.Leave()
+	p := sb.GetPhase()
+	if p != tier.Stopped && p != tier.Ended {
+		return "", dsec.Errorf(dsec.Unavailable, op, string(sb.ID), "the sandbox changed its state during the call")
 	}
 	if sb.hasDisk {
 		return name, nil
 	}
 	// Two mounts of one upper at a time would spoil it: the last one has to be gone.
-	if err := r.hold.KillSandbox(ctx, string(sb.id)); err != nil {
-		return "", r.wrap(op, sb.id, err)
+	if err := r.hold.KillSandbox(ctx, string(sb.ID)); err != nil {
+		return "", r.wrap(op, sb.ID, err)
 	}
 	sb.closeRoot()
 	b := &build{r: r, sb: sb, rec: sb.record()}
 	defer b.close()
 	_, err := lifecycle.Run(ctx, "container.disk", b.diskSteps(name)...)
 	if err != nil {
-		return "", r.wrap(op, sb.id, err)
+		return "", r.wrap(op, sb.ID, err)
 	}
 	sb.hasDisk = true
 	return name, nil
@@ -180,7 +183,7 @@ func (b *build) diskSteps(name string) []lifecycle.Step {
 	var g *cgroup.Group
 	return []lifecycle.Step{
 		{Name: "disk", Do: func(ctx context.Context) (err error) {
-			if b.dir, err = b.r.disks.Open(ctx, string(b.sb.id)); err != nil {
+			if b.dir, err = b.r.disks.Open(ctx, string(b.sb.ID)); err != nil {
 				return err
 			}
 			return b.prepareDir()
@@ -214,7 +217,7 @@ func (r *Runtime) closeDiskShell(ctx context.Context, sb *sandbox) error {
 		return nil
 	}
 	sb.closeServices()
-	name := string(sb.id) + diskSuffix
+	name := string(sb.ID) + diskSuffix
 	err := errors.Join(r.hold.RemoveSandbox(ctx, name), r.groups.Remove(ctx, name))
 	r.mounts.Unuse(name)
 	if err == nil {

@@ -14,9 +14,11 @@ import (
 	"github.com/opendsec/dsec/confine"
 	"github.com/opendsec/dsec/image"
 	"github.com/opendsec/dsec/internal/accounts"
+	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // everyPlan runs a test under both mount plans, and with shells made ahead.
@@ -124,7 +126,7 @@ func TestB10MissingDirectoryIsNamed(t *testing.T) {
 
 func TestB11WorkdirIsMadeAlsoWithoutAShell(t *testing.T) {
 	w := newWorld(t)
-	only := newLayer(t, func(dir string) error {
+	only := layertest.New(t, func(dir string) error {
 		b, err := os.ReadFile("/bin/busybox")
 		if err != nil {
 			return err
@@ -177,7 +179,7 @@ func TestDeviceNodesOpenNothing(t *testing.T) {
 	everyPlan(t, func(t *testing.T, w *world) {
 		var disk unix.Stat_t
 		must(t, unix.Stat("/", &disk))
-		hostile := newLayer(t, func(dir string) error {
+		hostile := layertest.New(t, func(dir string) error {
 			return errors.Join(
 				unix.Mknod(dir+"/block", unix.S_IFBLK|0o666, int(disk.Dev)),
 				unix.Mknod(dir+"/mem", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 1))),
@@ -218,8 +220,8 @@ func TestRootInsideIsNobodyOutside(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.create(t), w.create(t)
 	w.want(t, a, "echo secret > /root/f; chmod 600 /root/f; id -u; sed -n 's/  */ /gp' /proc/self/uid_map | wc -l", "0\n1\n")
-	first := w.r.sandboxes[a].record().UID
-	second := w.r.sandboxes[b].record().UID
+	first := w.r.boxes.Reserve(a).record().UID
+	second := w.r.boxes.Reserve(b).record().UID
 	if first == second || first < 1<<28 {
 		t.Errorf("uids %d and %d", first, second)
 	}
@@ -228,7 +230,7 @@ func TestRootInsideIsNobodyOutside(t *testing.T) {
 	for _, s := range known {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.PID))
 		must(t, err)
-		uid := w.r.sandboxes[dsec.SandboxID(s.ID)].record().UID
+		uid := w.r.boxes.Reserve(dsec.SandboxID(s.ID)).record().UID
 		if !strings.Contains(string(status), fmt.Sprintf("Uid:\t%d\t", uid)) {
 			t.Errorf("PID 1 of %s does not run as %d:\n%s", s.ID, uid, status)
 		}
@@ -319,7 +321,7 @@ func TestD13_DiskLimitHolds(t *testing.T) {
 
 func TestLocaleIsUTF8WhereTheImageHasIt(t *testing.T) {
 	w := newWorld(t)
-	l := newLayer(t, func(dir string) error { return os.MkdirAll(dir+"/usr/lib/locale/C.utf8", 0o755) })
+	l := layertest.New(t, func(dir string) error { return os.MkdirAll(dir+"/usr/lib/locale/C.utf8", 0o755) })
 	w.want(t, w.create(t), "echo $LANG", "\n")
 	w.want(t, w.create(t, func(r *runtime.Request) { r.Layers.Layers = append(r.Layers.Layers, l) }), "echo $LANG", "C.UTF-8\n")
 }
@@ -342,7 +344,7 @@ func TestKeptOutputIsWithinTheSandboxsLimit(t *testing.T) {
 		must(t, err)
 		kept += i.Size()
 	}
-	if kept > 256<<10+6*(2*keptLeast+16<<10) {
+	if kept > 256<<10+6*(2*hold.KeptLeast+16<<10) {
 		t.Errorf("%d bytes kept", kept)
 	}
 }
@@ -388,7 +390,7 @@ func TestRootsThatCannotBeSetUpAreTheImagesFault(t *testing.T) {
 		"proc is a link": func(dir string) error { return os.Symlink("/tmp", filepath.Join(dir, "proc")) },
 		"sys is a fifo":  func(dir string) error { return unix.Mkfifo(filepath.Join(dir, "sys"), 0o644) },
 	} {
-		bad := newLayer(t, fill)
+		bad := layertest.New(t, fill)
 		_, err := w.r.Create(t.Context(), request(t, func(r *runtime.Request) { r.Layers.Layers = []layer.Local{bad} }))
 		switch dsec.ClassOf(err) {
 		case dsec.NotADirectory, dsec.IsADirectory, dsec.Invalid:

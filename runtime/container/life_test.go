@@ -22,6 +22,7 @@ import (
 	"github.com/opendsec/dsec/internal/leak"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // exitOf waits for the unasked end of a sandbox.
@@ -143,7 +144,7 @@ func TestStopKeepsTheDiskAndStartGoesOn(t *testing.T) {
 	everyPlan(t, func(t *testing.T, w *world) {
 		id := w.create(t, withMain("sh", "-c", "trap 'echo asked > /asked; exit 0' TERM; while :; do sleep 1 & wait; done"))
 		w.want(t, id, "echo kept > /f; rm /bin/tac 2>/dev/null; mv /home /house; id -u", "0\n")
-		uid := w.r.sandboxes[id].record().UID
+		uid := w.r.boxes.Reserve(id).record().UID
 		must(t, w.r.Stop(t.Context(), id, 5*time.Second))
 		must(t, w.r.Stop(t.Context(), id, 0))
 		if _, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"true"}}); !errors.Is(err, dsec.IllegalState.Err()) {
@@ -157,7 +158,7 @@ func TestStopKeepsTheDiskAndStartGoesOn(t *testing.T) {
 			must(t, err)
 		}
 		w.want(t, id, "cat /f /asked; ls -d /house/user; echo 2 >> /f", "kept\nasked\n/house/user\n")
-		if now := w.r.sandboxes[id].record(); now.UID != uid || now.Starts != 2 {
+		if now := w.r.boxes.Reserve(id).record(); now.UID != uid || now.Starts != 2 {
 			t.Errorf("uid %d was %d, starts %d", now.UID, uid, now.Starts)
 		}
 		must(t, w.r.Stop(t.Context(), id, 0))
@@ -353,7 +354,7 @@ func killAtEveryStep(t *testing.T, w *world) {
 		w.close(t)
 		req := dsec.NewSandboxID("t")
 		cmd := exec.Command(os.Args[0], "-test.run=TestG6AgentKilledAtEveryStep$")
-		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{n, w.dir, w.name, string(req), fmt.Sprint(w.uidBase), baseLayer(t).Meta, fmt.Sprint(w.shells), fmt.Sprint(w.linked)}, "\x1f"))
+		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{n, w.dir, w.name, string(req), fmt.Sprint(w.uidBase), layertest.Base(t).Meta, fmt.Sprint(w.shells), fmt.Sprint(w.linked)}, "\x1f"))
 		out, err := cmd.CombinedOutput()
 		if ee, ok := errors.AsType[*exec.ExitError](err); !ok || ee.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Fatalf("%s: the agent ended with %v: %s", n, err, out)
@@ -396,9 +397,7 @@ func killedAgent(t *testing.T) {
 	must(t, err)
 	_, err = fmt.Sscan(f[6]+" "+f[7], &w.shells, &w.linked)
 	must(t, err)
-	base.Once.Do(func() {}) // the layer of the other process
-	base.l.Digest = "sha256:killed"
-	base.l.Meta, base.l.Data = f[5], filepath.Join(filepath.Dir(f[5]), "data")
+	layertest.Use(f[5])
 	w.open(t)
 	w.prime(t)
 	failpoint.Arm(f[0], failpoint.Kill())
@@ -550,22 +549,22 @@ func TestProbeSaysWhatWorks(t *testing.T) {
 func TestDestroyThatIsCancelledWhileItWaitsChangesNothing(t *testing.T) {
 	w := newWorld(t)
 	id := w.create(t)
-	sb := w.r.sandboxes[id]
-	must(t, sb.lock(t.Context(), "hold up"))
+	sb := w.r.boxes.Reserve(id)
+	must(t, sb.Enter(t.Context(), "hold up"))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := w.r.Destroy(ctx, id); !errors.Is(err, dsec.Timeout.Err()) {
 		t.Errorf("%v", err)
 	}
-	sb.unlock()
+	sb.Leave()
 	w.want(t, id, "echo alive", "alive\n")
 }
 
 func TestSandboxThatCannotBeTakenOverIsReportedAndDestroyable(t *testing.T) {
 	w := newWorld(t)
 	good, bad := w.create(t), w.create(t)
-	rec := *w.r.sandboxes[bad].record()
-	rec.UID = w.r.sandboxes[good].record().UID
+	rec := *w.r.boxes.Reserve(bad).record()
+	rec.UID = w.r.boxes.Reserve(good).record().UID
 	must(t, writeRecord(w.r.dir(bad), &rec))
 	must(t, w.r.Close())
 	w.openRuntime(t)

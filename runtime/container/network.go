@@ -26,19 +26,19 @@ func (b *build) network(ctx context.Context) (err error) {
 		return err
 	}
 	at := netpolicy.Place{NetNS: b.shell.NetNS, Group: number, Rate: b.rec.Request.Spec.Limits.Bandwidth, Link: true}
-	b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, b.rec.policy(), at)
+	b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.ID, b.rec.policy(), at)
 	return err
 }
 
 // SetNetwork implements runtime.Networker.
 func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) (generation uint64, err error) {
 	const op = "set network of sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return 0, err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return 0, err
 	}
 	if r.cfg.Network == nil {
@@ -49,21 +49,21 @@ func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Netw
 
 // setNetwork puts a policy in force, now and for later starts. The turn is held.
 func (r *Runtime) setNetwork(ctx context.Context, op string, sb *sandbox, p dsec.NetworkPolicy) (generation uint64, err error) {
-	ns, err := r.hold.Namespaces(ctx, string(sb.id))
+	ns, err := r.hold.Namespaces(ctx, string(sb.ID))
 	if err != nil {
 		return 0, r.explain(op, sb, err)
 	}
 	defer ns.Close()
-	if generation, err = r.cfg.Network.Change(ctx, sb.id, p, ns.NetNS); err != nil {
+	if generation, err = r.cfg.Network.Change(ctx, sb.ID, p, ns.NetNS); err != nil {
 		return 0, err
 	}
-	return generation, r.wrap(op, sb.id, r.rerecord(sb, func(rec *record) { rec.Network = &p }))
+	return generation, r.wrap(op, sb.ID, r.rerecord(sb, func(rec *record) { rec.Network = &p }))
 }
 
 // Egress implements runtime.Networker.
 func (r *Runtime) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
 	const op = "read egress of sandbox"
-	sb, err := r.live(op, id)
+	sb, err := r.boxes.Live(op, id)
 	if err != nil {
 		return dsec.Egress{}, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/rootfs"
+	"github.com/opendsec/dsec/runtime/tier"
 	"github.com/opendsec/dsec/snapshot"
 )
 
@@ -73,11 +74,11 @@ type glance struct {
 // moment, the copy is shown and the sandbox goes on meanwhile; elsewhere it
 // stands still until it was seen.
 func (r *Runtime) atOneMoment(ctx context.Context, op string, id dsec.SandboxID, g glance) (pause time.Duration, err error) {
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return 0, err
 	}
-	unlock := sync.OnceFunc(sb.unlock)
+	unlock := sync.OnceFunc(sb.Leave)
 	defer unlock()
 	if err := r.quiet(ctx, op, sb); err != nil {
 		return 0, err
@@ -95,7 +96,7 @@ func (r *Runtime) atOneMoment(ctx context.Context, op string, id dsec.SandboxID,
 	defer disk.Close()
 	pool, ok := r.disks.(diskpool.Snapshotter)
 	if !ok {
-		if g.before != nil && sb.getPhase() == running && !sb.isPaused() {
+		if g.before != nil && sb.GetPhase() == tier.Running && !sb.IsPaused() {
 			if err := r.show(user, rec, diskCopy{File: disk}, g.before); err != nil {
 				return 0, err
 			}
@@ -126,32 +127,32 @@ func (r *Runtime) quiet(ctx context.Context, op string, sb *sandbox) error {
 	if err := sb.record().packable(op); err != nil {
 		return err
 	}
-	switch sb.getPhase() {
-	case running:
+	switch sb.GetPhase() {
+	case tier.Running:
 		if sb.isMoving() {
 			return betweenPhases(op, sb)
 		}
 		return nil
-	case ended:
-		if err := r.hold.KillSandbox(ctx, string(sb.id)); err != nil {
+	case tier.Ended:
+		if err := r.hold.KillSandbox(ctx, string(sb.ID)); err != nil {
 			return err
 		}
 		sb.closeRoot()
 		return r.closeDiskShell(ctx, sb)
-	case stopped:
+	case tier.Stopped:
 		return r.closeDiskShell(ctx, sb)
-	case removing, absent:
-		return dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+	case tier.Removing, tier.Absent:
+		return dsec.Errorf(dsec.SandboxGone, op, string(sb.ID), "the sandbox has ended")
 	}
-	return dsec.Errorf(dsec.IllegalState, op, string(sb.id), "the sandbox is being made")
+	return dsec.Errorf(dsec.IllegalState, op, string(sb.ID), "the sandbox is being made")
 }
 
 // copyDisk copies the disk. What is written and not yet on the disk has to get
 // there first, and takes its time by how much that is: a copy that nobody needs
 // makes most of it happen while the sandbox still runs.
 func (r *Runtime) copyDisk(ctx context.Context, sb *sandbox, pool diskpool.Snapshotter, name string) (c diskCopy, pause time.Duration, err error) {
-	id := string(sb.id)
-	if sb.getPhase() == running && !sb.isPaused() {
+	id := string(sb.ID)
+	if sb.GetPhase() == tier.Running && !sb.IsPaused() {
 		before, err := pool.Snapshot(ctx, id, name)
 		if err != nil {
 			return c, 0, err
@@ -175,12 +176,12 @@ func (r *Runtime) copyDisk(ctx context.Context, sb *sandbox, pool diskpool.Snaps
 
 // still runs fn while no process of a sandbox runs.
 func (r *Runtime) still(ctx context.Context, sb *sandbox, fn func() error) (pause time.Duration, err error) {
-	if sb.getPhase() != running || sb.isPaused() {
+	if sb.GetPhase() != tier.Running || sb.IsPaused() {
 		return 0, fn()
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	g := sb.group
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	begun := time.Now()
 	defer func() {
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
@@ -191,7 +192,7 @@ func (r *Runtime) still(ctx context.Context, sb *sandbox, fn func() error) (paus
 		return 0, err
 	}
 	// The clock first, as for a pause.
-	if err := r.hold.HoldClock(ctx, string(sb.id), true); err != nil {
+	if err := r.hold.HoldClock(ctx, string(sb.ID), true); err != nil {
 		return 0, err
 	}
 	fctx, cancel := context.WithTimeout(ctx, freezeWithin)
@@ -199,7 +200,7 @@ func (r *Runtime) still(ctx context.Context, sb *sandbox, fn func() error) (paus
 	begun = time.Now()
 	if err := g.Freeze(fctx); err != nil {
 		if ctx.Err() == nil && dsec.ClassOf(err) == dsec.Timeout {
-			err = dsec.Errorf(dsec.Unavailable, "freeze sandbox", string(sb.id), "not all of its processes stand still within %v: %w", freezeWithin, err)
+			err = dsec.Errorf(dsec.Unavailable, "freeze sandbox", string(sb.ID), "not all of its processes stand still within %v: %w", freezeWithin, err)
 		}
 		return time.Since(begun), err
 	}
@@ -215,7 +216,7 @@ func (r *Runtime) still(ctx context.Context, sb *sandbox, fn func() error) (paus
 
 // goOn undoes what still did before it ran.
 func (r *Runtime) goOn(ctx context.Context, sb *sandbox, g *cgroup.Group) error {
-	return errors.Join(g.Thaw(ctx), r.hold.HoldClock(ctx, string(sb.id), false), r.setStill(sb, false))
+	return errors.Join(g.Thaw(ctx), r.hold.HoldClock(ctx, string(sb.ID), false), r.setStill(sb, false))
 }
 
 func (r *Runtime) setStill(sb *sandbox, on bool) error {
@@ -229,11 +230,11 @@ func (r *Runtime) setStill(sb *sandbox, on bool) error {
 func (r *Runtime) rerecord(sb *sandbox, change func(rec *record)) error {
 	rec := *sb.record()
 	change(&rec)
-	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
-		return diskError("write state of sandbox", string(sb.id), err)
+	if err := writeRecord(r.dir(sb.ID), &rec); err != nil {
+		return diskError("write state of sandbox", string(sb.ID), err)
 	}
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	sb.rec = &rec
 	return nil
 }
@@ -288,7 +289,7 @@ func (b *build) likePacked() error {
 	err = errors.Join(unix.Fchown(fd, int(b.rec.UID+was.UID), int(b.rec.UID+was.GID)), unix.Fchmod(fd, was.Mode&0o7777),
 		unix.UtimesNanoAt(fd, ".", []unix.Timespec{at, at}, 0))
 	if err != nil {
-		return diskError("restore root of", string(b.sb.id), err)
+		return diskError("restore root of", string(b.sb.ID), err)
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // newFiles is a pair of empty files.
@@ -65,7 +66,7 @@ const show = `cd /; stat -c "%n %a %u %g %F %Y" / home renamed replaced tmp/stic
 	ls replaced renamed/deep; cat new renamed/deep/f renamed/deep/h replaced/y etc/group; ls gone lib 2>&1; cat /root/later 2>&1`
 
 func lowerOf(t testing.TB) layer.Local {
-	return newLayer(t, func(dir string) error {
+	return layertest.New(t, func(dir string) error {
 		return errors.Join(os.MkdirAll(dir+"/lib/deep", 0o755), os.WriteFile(dir+"/lib/deep/f", []byte("lower"), 0o644), os.WriteFile(dir+"/lib/deep/g", nil, 0o644),
 			os.WriteFile(dir+"/gone", nil, 0o644), os.MkdirAll(dir+"/replaced/x", 0o755))
 	})
@@ -167,7 +168,7 @@ func program(t *testing.T, name string) layer.Local {
 	}
 	out, err := exec.Command("ldd", file).Output()
 	must(t, err)
-	return newLayer(t, func(dir string) error {
+	return layertest.New(t, func(dir string) error {
 		for _, f := range append(regexp.MustCompile(`/[^ )]+`).FindAllString(string(out), -1), file) {
 			b, err := os.ReadFile(f)
 			if err != nil {
@@ -235,14 +236,14 @@ func cutOff(t *testing.T, w *world) {
 	ticks := func(when string) {
 		t.Helper()
 		must(t, nil)
-		if frozen, err := w.r.sandboxes[id].group.Frozen(); err != nil || frozen {
+		if frozen, err := w.r.boxes.Reserve(id).group.Frozen(); err != nil || frozen {
 			t.Errorf("%s: frozen %v %v", when, frozen, err)
 		}
 		w.want(t, id, "echo runs", "runs\n")
 		if names, err := w.disks.List(t.Context()); err != nil || len(names) != 1 {
 			t.Errorf("%s: disks %v %v", when, names, err)
 		}
-		if rec := w.r.sandboxes[id].record(); rec.Still {
+		if rec := w.r.boxes.Reserve(id).record(); rec.Still {
 			t.Errorf("%s: the state says it stands still", when)
 		}
 		p, err := w.r.Exec(t.Context(), id, process.Spec{Argv: []string{"sleep", "60"}, Timeout: 50 * time.Millisecond})

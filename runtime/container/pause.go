@@ -10,17 +10,17 @@ import (
 // Pause freezes a running sandbox; the clocks of its commands stop.
 func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
 	const op = "pause sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return err
 	}
-	sb.mu.Lock()
-	g, paused := sb.group, sb.paused
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	g, paused := sb.group, sb.Paused
+	sb.Mu.Unlock()
 	if paused {
 		return nil
 	}
@@ -34,21 +34,21 @@ func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
 	if err := g.Freeze(ctx); err != nil {
 		return r.wrap(op, id, errors.Join(err, r.hold.HoldClock(context.WithoutCancel(ctx), string(id), false)))
 	}
-	sb.mu.Lock()
-	sb.paused = true
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	sb.Paused = true
+	sb.Mu.Unlock()
 	return nil
 }
 
 // Resume thaws a paused sandbox.
 func (r *Runtime) Resume(ctx context.Context, id dsec.SandboxID) error {
 	const op = "resume sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return err
 	}
 	if sb.isMoving() {
@@ -58,20 +58,20 @@ func (r *Runtime) Resume(ctx context.Context, id dsec.SandboxID) error {
 }
 
 func (r *Runtime) thaw(ctx context.Context, sb *sandbox) error {
-	sb.mu.Lock()
-	g, paused := sb.group, sb.paused
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	g, paused := sb.group, sb.Paused
+	sb.Mu.Unlock()
 	if !paused || g == nil {
 		return nil
 	}
 	if err := g.Thaw(ctx); err != nil {
 		return err
 	}
-	if err := r.hold.HoldClock(ctx, string(sb.id), false); err != nil {
+	if err := r.hold.HoldClock(ctx, string(sb.ID), false); err != nil {
 		return err
 	}
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	sb.paused = false
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	sb.Paused = false
 	return nil
 }

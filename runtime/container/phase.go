@@ -39,19 +39,19 @@ func (r *record) arrive() {
 }
 
 func (sb *sandbox) isMoving() bool {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	return sb.moving
 }
 
 func (sb *sandbox) setMoving(on bool) {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	sb.moving = on
 }
 
 func betweenPhases(op string, sb *sandbox) error {
-	return dsec.Errorf(dsec.IllegalState, op, string(sb.id), "it is on its way to another phase")
+	return dsec.Errorf(dsec.IllegalState, op, string(sb.ID), "it is on its way to another phase")
 }
 
 // beginStart lets a command be started, and a move wait for it until done.
@@ -60,7 +60,7 @@ func (sb *sandbox) beginStart(ctx context.Context, op string) (done func(), err 
 		return nil, betweenPhases(op, sb)
 	}
 	if err := sb.starts.Acquire(ctx, 1); err != nil {
-		return nil, dsec.E(dsec.ClassOf(err), op, string(sb.id), err)
+		return nil, dsec.E(dsec.ClassOf(err), op, string(sb.ID), err)
 	}
 	if sb.isMoving() {
 		sb.starts.Release(1)
@@ -73,12 +73,12 @@ func (sb *sandbox) beginStart(ctx context.Context, op string) (done func(), err 
 // anything is done; from then until the end nothing that could run is thawed.
 func (r *Runtime) SetPhase(ctx context.Context, id dsec.SandboxID, name string) (m runtime.Moved, err error) {
 	const op = "set phase of sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return m, err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return m, err
 	}
 	rec := sb.record()
@@ -112,7 +112,7 @@ func (sb *sandbox) stopStarts(ctx context.Context, op string) error {
 	sb.setMoving(true)
 	if err := sb.starts.Acquire(ctx, manyStarts); err != nil {
 		sb.setMoving(false)
-		return dsec.E(dsec.ClassOf(err), op, string(sb.id), err)
+		return dsec.E(dsec.ClassOf(err), op, string(sb.ID), err)
 	}
 	sb.starts.Release(manyStarts)
 	return nil
@@ -120,9 +120,9 @@ func (sb *sandbox) stopStarts(ctx context.Context, op string) error {
 
 // move does all that the record says was begun. It may be done again from any point.
 func (r *Runtime) move(ctx context.Context, sb *sandbox) (m runtime.Moved, err error) {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	g, to := sb.group, *sb.rec
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	to.arrive()
 	if m.Killed, err = r.killAll(ctx, sb, g, to.isService); err != nil {
 		return m, err
@@ -152,9 +152,9 @@ func (r *Runtime) move(ctx context.Context, sb *sandbox) (m runtime.Moved, err e
 
 // leaveMove lets the sandbox go on in the phase that is recorded.
 func (r *Runtime) leaveMove(ctx context.Context, sb *sandbox) error {
-	sb.mu.Lock()
-	sb.paused = true // it is frozen
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	sb.Paused = true // it is frozen
+	sb.Mu.Unlock()
 	if err := r.thaw(ctx, sb); err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (r *Runtime) leaveMove(ctx context.Context, sb *sandbox) error {
 // which runs no program of anybody's. A frozen process dies without running again.
 func (r *Runtime) killAll(ctx context.Context, sb *sandbox, g *cgroup.Group, keep func(exec string) bool) (int, error) {
 	sb.closeServices()
-	if err := r.hold.HoldClock(ctx, string(sb.id), true); err != nil { // of services
+	if err := r.hold.HoldClock(ctx, string(sb.ID), true); err != nil { // of services
 		return 0, err
 	}
 	kept := func(group string) bool { return keep(strings.TrimPrefix(group, "exec-")) }
@@ -175,9 +175,9 @@ func (r *Runtime) killAll(ctx context.Context, sb *sandbox, g *cgroup.Group, kee
 	// One that does not stand still in time is killed as it is: it is in the kernel,
 	// and dies before it runs again.
 	froze := g.Freeze(fctx)
-	sb.mu.Lock()
-	sb.paused = true
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	sb.Paused = true
+	sb.Mu.Unlock()
 	n, err := g.InChildren(kept)
 	if err != nil {
 		return n, err
@@ -187,7 +187,7 @@ func (r *Runtime) killAll(ctx context.Context, sb *sandbox, g *cgroup.Group, kee
 		return n, err
 	}
 	for _, s := range known {
-		if s.ID != string(sb.id) {
+		if s.ID != string(sb.ID) {
 			continue
 		}
 		for _, e := range s.Execs {
@@ -211,7 +211,7 @@ func (r *Runtime) killAll(ctx context.Context, sb *sandbox, g *cgroup.Group, kee
 // killOne is told to the hold, so that the command's end says that it was killed.
 func (r *Runtime) killOne(ctx context.Context, sb *sandbox, exec string) error {
 	var p process.Process
-	p, err := r.hold.Process(ctx, string(sb.id), exec)
+	p, err := r.hold.Process(ctx, string(sb.ID), exec)
 	if err == nil {
 		err = p.Kill(ctx)
 	}
@@ -224,9 +224,9 @@ func (r *Runtime) killOne(ctx context.Context, sb *sandbox, exec string) error {
 // killMoving ends what a move that broke off has left, before it is thawed to be
 // stopped.
 func (r *Runtime) killMoving(sb *sandbox) error {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	g, moving := sb.group, sb.moving
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if !moving || g == nil {
 		return nil
 	}

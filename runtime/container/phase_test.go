@@ -15,6 +15,7 @@ import (
 	"github.com/opendsec/dsec/internal/failpoint"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // secret is what must not be found where it is hidden.
@@ -40,7 +41,7 @@ func fillRepo(dir string) error {
 }
 
 func phases(t testing.TB, p ...dsec.Phase) func(*runtime.Request) {
-	repo := newLayer(t, fillRepo)
+	repo := layertest.New(t, fillRepo)
 	return func(r *runtime.Request) {
 		r.Layers.Layers = append(r.Layers.Layers, repo)
 		r.Spec.Phases = p

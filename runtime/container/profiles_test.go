@@ -19,6 +19,7 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // compile makes a program of C on this machine.
@@ -33,7 +34,7 @@ func compile(t testing.TB, out, source string, flags ...string) {
 // withTools is a layer of programs and the libraries the linker loads for them.
 func withTools(t testing.TB, programs map[string]string) layer.Local {
 	t.Helper()
-	return newLayer(t, func(dir string) error {
+	return layertest.New(t, func(dir string) error {
 		copyTo := func(to, from string, mode os.FileMode) error {
 			b, err := os.ReadFile(from)
 			if err != nil {
@@ -70,7 +71,7 @@ func abilities(t testing.TB) layer.Local {
 	t.Helper()
 	ab := filepath.Join(t.TempDir(), "ab")
 	compile(t, ab, "testdata/abilities.c", "-static", "-Wall", "-Wextra", "-Werror")
-	return newLayer(t, func(dir string) error {
+	return layertest.New(t, func(dir string) error {
 		b, err := os.ReadFile(ab)
 		if err != nil {
 			return err
@@ -252,7 +253,7 @@ func TestAppArmorHoldsWithoutSeccomp(t *testing.T) {
 	names := map[string]bool{}
 	for _, p := range []confine.Profile{confine.Build, confine.Build, confine.Pwn} {
 		id := w.create(t, under(p))
-		name := w.r.sandboxes[id].record().AppArmor
+		name := w.r.boxes.Reserve(id).record().AppArmor
 		if names[name] || !strings.HasPrefix(name, "dsec-"+string(p)+"-") {
 			t.Errorf("profile %q after %v", name, names)
 		}
@@ -281,16 +282,16 @@ func TestAppArmorHoldsWithoutSeccomp(t *testing.T) {
 		must(t, w.r.mac.loader.Remove(name)) // as aa-remove-unknown does
 	}
 	w.openRuntime(t)
-	for _, sb := range w.r.all() {
-		w.want(t, sb.id, "cat /proc/self/attr/apparmor/current", sb.record().AppArmor+" (enforce)\n")
+	for _, sb := range w.r.boxes.All() {
+		w.want(t, sb.ID, "cat /proc/self/attr/apparmor/current", sb.record().AppArmor+" (enforce)\n")
 	}
 	left, err := w.r.mac.loader.Loaded("dsec-")
 	must(t, err)
 	if len(left) != len(names) {
 		t.Errorf("loaded %v, want %v", left, names)
 	}
-	for _, sb := range w.r.all() {
-		must(t, w.r.Destroy(t.Context(), sb.id))
+	for _, sb := range w.r.boxes.All() {
+		must(t, w.r.Destroy(t.Context(), sb.ID))
 	}
 	if left, err := w.r.mac.loader.Loaded("dsec-"); err != nil || len(left) != 0 {
 		t.Errorf("left: %v %v", left, err)

@@ -67,7 +67,7 @@ func (r *Runtime) evidenceOf(f *hold.Refusal) dsec.AuditRecord {
 		return a
 	}
 	profile := confine.Build
-	if sb, err := r.find("explain refusal", dsec.SandboxID(f.Sandbox)); err == nil {
+	if sb, err := r.boxes.Find("explain refusal", dsec.SandboxID(f.Sandbox)); err == nil {
 		if rec := sb.record(); rec != nil {
 			if p, err := confine.ParseProfile(rec.Request.Spec.Profile); err == nil {
 				profile = p

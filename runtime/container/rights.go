@@ -44,7 +44,7 @@ func (r *record) rights() rights {
 // sandbox's own business.
 func (g *rights) allow(sb *sandbox, who accounts.Identity) error {
 	if g.Name != "" && !g.service && isService(who.UID) {
-		return dsec.Errorf(dsec.PermissionDenied, "exec in sandbox", string(sb.id), "uid %d is of services", who.UID)
+		return dsec.Errorf(dsec.PermissionDenied, "exec in sandbox", string(sb.ID), "uid %d is of services", who.UID)
 	}
 	if len(g.Users) == 0 {
 		return nil
@@ -54,7 +54,7 @@ func (g *rights) allow(sb *sandbox, who accounts.Identity) error {
 			return nil
 		}
 	}
-	return dsec.Errorf(dsec.PermissionDenied, "exec in sandbox", string(sb.id), "in the phase %s nothing runs as uid %d", dsec.Quote(g.Name), who.UID)
+	return dsec.Errorf(dsec.PermissionDenied, "exec in sandbox", string(sb.ID), "in the phase %s nothing runs as uid %d", dsec.Quote(g.Name), who.UID)
 }
 
 func (g *rights) landlock() *hold.Landlock {
@@ -153,8 +153,8 @@ func (r *record) packable(op string) error {
 // keep takes a clone of the root without what is mounted on it, to read accounts from:
 // paths that are read-only are mounts.
 func keep(sb *sandbox, root *os.File) {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	if sb.root != nil {
 		sb.root.Close()
 	}

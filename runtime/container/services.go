@@ -9,6 +9,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
 	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Uids of services: nothing else runs as one of them in a sandbox with phases.
@@ -34,20 +35,20 @@ func (r *record) isService(exec string) bool { return slices.Contains(r.Services
 // noteService writes down that a command is a service, before it is one.
 func (r *Runtime) noteService(ctx context.Context, sb *sandbox, exec string) error {
 	const op = "start service in sandbox"
-	if err := sb.lock(ctx, op); err != nil {
+	if err := sb.Enter(ctx, op); err != nil {
 		return err
 	}
-	defer sb.unlock()
+	defer sb.Leave()
 	rec := sb.record()
 	switch {
-	case rec == nil || sb.getPhase() != running:
-		return dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+	case rec == nil || sb.GetPhase() != tier.Running:
+		return dsec.Errorf(dsec.SandboxGone, op, string(sb.ID), "the sandbox has ended")
 	case rec.isService(exec):
 		return nil
 	case len(rec.Services) >= maxServiceIDs:
-		return dsec.Errorf(dsec.ResourceExhausted, op, string(sb.id), "%d were started, which is the most", maxServiceIDs)
+		return dsec.Errorf(dsec.ResourceExhausted, op, string(sb.ID), "%d were started, which is the most", maxServiceIDs)
 	case rec.phase() != 0 || sb.isMoving():
-		return dsec.Errorf(dsec.IllegalState, op, string(sb.id), "services are started in the first phase of a sandbox with phases")
+		return dsec.Errorf(dsec.IllegalState, op, string(sb.ID), "services are started in the first phase of a sandbox with phases")
 	}
 	return r.rerecord(sb, func(rec *record) { rec.Services = append(slices.Clone(rec.Services), exec) })
 }
@@ -70,13 +71,13 @@ func (r *record) rightsOf(sb *sandbox, s process.Spec) (rights, error) {
 	g := r.rights()
 	if s.Service {
 		if r.phase() != 0 || !r.isService(s.ID) {
-			return g, dsec.Errorf(dsec.IllegalState, "start service in sandbox", string(sb.id), "services are started in the first phase of a sandbox with phases")
+			return g, dsec.Errorf(dsec.IllegalState, "start service in sandbox", string(sb.ID), "services are started in the first phase of a sandbox with phases")
 		}
 		uid := strconv.FormatUint(uint64(serviceUID(s.ID)), 10)
 		return rights{Phase: dsec.Phase{Name: g.Name, User: uid + ":" + uid, NoNewPrivs: true}, dropped: ^confine.Caps(0), service: true}, nil
 	}
 	if r.isService(s.ID) { // it would be taken for it, and outlive its phase
-		return g, dsec.Errorf(dsec.Conflict, "exec in sandbox", string(sb.id), "%s is the id of a service", dsec.Quote(s.ID))
+		return g, dsec.Errorf(dsec.Conflict, "exec in sandbox", string(sb.ID), "%s is the id of a service", dsec.Quote(s.ID))
 	}
 	if r.phase() > 0 && len(r.Services) > 0 {
 		g.dropped |= againstServices

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -31,7 +32,7 @@ func (b *build) setup(context.Context) error {
 		return diskError("make", "/etc", err)
 	}
 	defer etc.Close()
-	name := hostname(b.sb.id, spec)
+	name := hostname(b.sb.ID, spec)
 	for _, f := range []struct {
 		name    string
 		content []byte
@@ -40,7 +41,7 @@ func (b *build) setup(context.Context) error {
 			return diskError("write", "/etc/"+f.name, err)
 		}
 	}
-	for _, dir := range []string{path.Join("/", image.Workdir), first(spec.Workdir, "/")} {
+	for _, dir := range []string{path.Join("/", image.Workdir), cmp.Or(spec.Workdir, "/")} {
 		if dir == "/" {
 			continue
 		}

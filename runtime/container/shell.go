@@ -57,17 +57,17 @@ func (b *build) enter(ctx context.Context) error {
 			m.Source.Close()
 		}
 	}()
-	e := hold.EnterSpec{ID: b.rec.group(), Root: b.root, Hostname: hostname(b.sb.id, spec), Mounts: mounts}
+	e := hold.EnterSpec{ID: b.rec.group(), Root: b.root, Hostname: hostname(b.sb.ID, spec), Mounts: mounts}
 	if b.rec.Shell != "" {
-		e.As = string(b.sb.id)
+		e.As = string(b.sb.ID)
 	}
 	err = b.r.hold.Enter(ctx, e)
 	if err != nil {
 		return err
 	}
 	b.r.witness(ctx, b.rec, b.root, b.dir, false)
-	b.sb.mu.Lock()
-	defer b.sb.mu.Unlock()
+	b.sb.Mu.Lock()
+	defer b.sb.Mu.Unlock()
 	b.sb.root, b.lives = b.root, true
 	b.sb.locale = localeOf(b.root)
 	return nil

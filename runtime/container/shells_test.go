@@ -101,7 +101,7 @@ func TestALinkedShellIsForASandboxWithANetwork(t *testing.T) {
 	if len(live) != 0 {
 		t.Errorf("%v have a link", live)
 	}
-	shellOf := func(id dsec.SandboxID) string { return w.r.reserve(id).record().Shell }
+	shellOf := func(id dsec.SandboxID) string { return w.r.boxes.Reserve(id).record().Shell }
 	none := w.create(t)
 	if s := shellOf(none); s != "" {
 		t.Errorf("one without a network is made from %s", s)

@@ -71,7 +71,7 @@ func (c cover) put(upper *os.File) error {
 // findHidden looks for the paths in a root made for that, has the directories they
 // are in copied to the disk as they are, and notes the paths on the shelf.
 func (b *build) findHidden(s *shelf, hidden []string) (covers []cover, err error) {
-	root, err := b.r.mounts.Stack(rootfs.Root{User: string(b.sb.id), Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
+	root, err := b.r.mounts.Stack(rootfs.Root{User: string(b.sb.ID), Layers: digests(b.rec.Request.Layers), UserNS: b.shell.UserNS, Dir: b.dir})
 	if err != nil {
 		return nil, err
 	}
@@ -246,19 +246,19 @@ func (r *Runtime) moveFiles(ctx context.Context, sb *sandbox, i int) error {
 }
 
 func (r *Runtime) settleRunning(ctx context.Context, sb *sandbox, hide, all []string) error {
-	ns, err := r.hold.Namespaces(ctx, string(sb.id))
+	ns, err := r.hold.Namespaces(ctx, string(sb.ID))
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	disk, err := r.disks.Open(ctx, string(sb.id))
+	disk, err := r.disks.Open(ctx, string(sb.ID))
 	if err != nil {
 		return err
 	}
 	defer disk.Close()
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	root := sb.root
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	s, err := r.openShelfOf(sb.record(), disk, root, ns.UserNS)
 	if err != nil {
 		return err

@@ -49,7 +49,7 @@ func (o *observed) create(t *testing.T, f ...func(*runtime.Request)) dsec.Sandbo
 	t.Helper()
 	o.prime(t)
 	id := o.world.create(t, f...)
-	if made := o.r.reserve(id).record().Shell != ""; made != (o.shells > 0) {
+	if made := o.r.boxes.Reserve(id).record().Shell != ""; made != (o.shells > 0) {
 		t.Fatalf("made from a shell that was made ahead: %v", made)
 	}
 	return id

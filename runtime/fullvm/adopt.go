@@ -9,6 +9,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // adopt takes over what an earlier process left.
@@ -37,15 +38,15 @@ func (r *Runtime) adopt(ctx context.Context) error {
 // lose gives up a sandbox that cannot be taken over: one is not worth the node.
 func (r *Runtime) lose(id dsec.SandboxID, err error) {
 	r.log.Error("sandbox of an earlier process cannot be taken over", "sandbox", id, "err", err)
-	sb := r.reserve(id)
-	sb.setPhase(running)
+	sb := r.boxes.Reserve(id)
+	sb.SetPhase(tier.Running)
 	r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,
 		Evidence: []string{"the node agent restarted and could not take the sandbox over: " + err.Error()}})
 }
 
 func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID) error {
 	rec, err := r.readRecord(id)
-	sb := r.reserve(id)
+	sb := r.boxes.Reserve(id)
 	if errors.Is(err, os.ErrNotExist) || dsec.ClassOf(err) == dsec.Corrupt { // killed before its first step was done
 		return r.remove(ctx, sb)
 	}
@@ -60,31 +61,31 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID) error {
 	}
 	switch {
 	case rec.Stopped:
-		sb.phase = stopped
+		sb.Phase = tier.Stopped
 		return errors.Join(r.killNamed(ctx, sb.machine()), r.removeGroup(ctx, sb))
 	case rec.Made < rec.Starts && rec.Starts == 1:
 		r.log.Info("undo a half-made sandbox", "sandbox", id)
 		return r.remove(ctx, sb)
 	case rec.Made < rec.Starts:
 		r.log.Info("undo a half-made start", "sandbox", id)
-		sb.phase = stopped
+		sb.Phase = tier.Stopped
 		return errors.Join(r.killNamed(ctx, sb.machine()), r.removeGroup(ctx, sb), r.change(sb, func(rec *record) { rec.Stopped = true }))
 	case rec.Exit != nil:
-		sb.phase = ended
-		r.report(*rec.Exit)
+		sb.Phase = tier.Ended
+		r.ends.Report(*rec.Exit)
 		return r.killNamed(ctx, sb.machine())
 	}
 	return r.adoptRunning(ctx, sb)
 }
 
 func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox) error {
-	sb.phase = running
-	if g, err := r.cfg.Groups.Group(string(sb.id)); err == nil {
+	sb.Phase = tier.Running
+	if g, err := r.cfg.Groups.Group(string(sb.ID)); err == nil {
 		sb.group = g
 	}
 	if err := r.useLayers(ctx, sb, sb.rec); err != nil {
 		// The machine has its disk image open; only a revert needs ours.
-		r.log.Warn("layer of a running sandbox", "sandbox", sb.id, "err", err)
+		r.log.Warn("layer of a running sandbox", "sandbox", sb.ID, "err", err)
 	}
 	vm, err := r.cfg.Machines.Adopt(ctx, sb.machine())
 	switch dsec.ClassOf(err) {
@@ -122,9 +123,8 @@ func (r *Runtime) removeStrays(ctx context.Context) error {
 		return err
 	}
 	known := func(id string) bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.sandboxes[dsec.SandboxID(id)] != nil
+		_, ok := r.boxes.Get(dsec.SandboxID(id))
+		return ok
 	}
 	var errs []error
 	for _, name := range machines {

@@ -18,6 +18,7 @@ import (
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 const (
@@ -53,24 +54,24 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 	if err := r.check(op, &req); err != nil {
 		return nil, err
 	}
-	sb := r.reserve(req.ID)
-	if err := sb.lock(ctx, op); err != nil {
+	sb := r.boxes.Reserve(req.ID)
+	if err := sb.Enter(ctx, op); err != nil {
 		return nil, err
 	}
-	defer sb.unlock()
-	if !r.current(sb) { // destroyed while we waited
+	defer sb.Leave()
+	if !r.boxes.Current(sb) { // destroyed while we waited
 		return nil, dsec.Errorf(dsec.Conflict, op, string(req.ID), "destroyed by another call")
 	}
 	if rec := sb.record(); rec != nil {
-		return nil, sameRequest(op, rec.Request, req)
+		return nil, tier.SameRequest(op, rec.Request, req)
 	}
 	b := &build{r: r, sb: sb, rec: &record{Format: recordFormat, Request: req, Begun: time.Now().UTC(), Starts: 1}}
 	defer b.close()
-	sb.setPhase(making)
+	sb.SetPhase(tier.Making)
 	took, err := lifecycle.Run(ctx, "fullvm.create", append([]lifecycle.Step{b.state(), b.layers(), b.disk()}, b.begin()...)...)
 	if err != nil {
 		r.forget(sb)
-		return took, wrap(op, req.ID, err)
+		return took, tier.Wrap(op, req.ID, err)
 	}
 	return took, nil
 }
@@ -104,17 +105,17 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 // state writes down what was asked for before anything else exists.
 func (b *build) state() lifecycle.Step {
 	return lifecycle.Step{Name: "state", Do: func(context.Context) error {
-		if err := os.Mkdir(b.r.dir(b.sb.id), 0o700); err != nil {
-			return dsec.E(fault.Class(err, dsec.Internal), "make state of sandbox", string(b.sb.id), err)
+		if err := os.Mkdir(b.r.dir(b.sb.ID), 0o700); err != nil {
+			return dsec.E(fault.Class(err, dsec.Internal), "make state of sandbox", string(b.sb.ID), err)
 		}
 		if err := b.r.write(b.rec); err != nil {
-			return errors.Join(err, b.r.removeState(b.sb.id))
+			return errors.Join(err, b.r.removeState(b.sb.ID))
 		}
-		b.sb.mu.Lock()
+		b.sb.Mu.Lock()
 		b.sb.rec = b.rec
-		b.sb.mu.Unlock()
+		b.sb.Mu.Unlock()
 		return nil
-	}, Undo: func(context.Context) error { return b.r.removeState(b.sb.id) }}
+	}, Undo: func(context.Context) error { return b.r.removeState(b.sb.ID) }}
 }
 
 // restate is state of a start.
@@ -145,23 +146,23 @@ func (b *build) layers() lifecycle.Step {
 			err = b.look()
 		}
 		if err != nil {
-			b.r.cfg.Mounts.Unuse(string(b.sb.id))
+			b.r.cfg.Mounts.Unuse(string(b.sb.ID))
 		}
 		return err
-	}, Undo: func(context.Context) error { b.r.cfg.Mounts.Unuse(string(b.sb.id)); return nil }}
+	}, Undo: func(context.Context) error { b.r.cfg.Mounts.Unuse(string(b.sb.ID)); return nil }}
 }
 
 // look writes down what the image is, and refuses what it cannot do.
 func (b *build) look() error {
 	m := b.base.manifest
 	if !m.Agent && len(b.rec.Request.Spec.Command) > 0 {
-		return b.r.noAgent("run the main command", b.sb.id)
+		return b.r.noAgent("run the main command", b.sb.ID)
 	}
 	return b.update(func(rec *record) { rec.Image = m })
 }
 
 func (b *build) disk() lifecycle.Step {
-	id := string(b.sb.id)
+	id := string(b.sb.ID)
 	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) (err error) {
 		b.dir, err = b.r.cfg.Disks.Create(ctx, id, b.rec.Request.Spec.Limits.Disk, diskpool.Owner{})
 		if err != nil {
@@ -177,7 +178,7 @@ func (b *build) disk() lifecycle.Step {
 // reopen is disk of a start.
 func (b *build) reopen() lifecycle.Step {
 	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) (err error) {
-		b.dir, err = b.r.cfg.Disks.Open(ctx, string(b.sb.id))
+		b.dir, err = b.r.cfg.Disks.Open(ctx, string(b.sb.ID))
 		return err
 	}}
 }
@@ -215,21 +216,21 @@ func (b *build) cgroup(context.Context) error {
 		return err
 	}
 	l := b.rec.Request.Spec.Limits
-	g, err := b.r.cfg.Groups.Create(string(b.sb.id), cgroup.Limits{CPU: l.CPU, Weight: l.CPUWeight, Memory: s.Memory + overhead, Pids: threads, Devices: cgroup.DefaultDevices()})
+	g, err := b.r.cfg.Groups.Create(string(b.sb.ID), cgroup.Limits{CPU: l.CPU, Weight: l.CPUWeight, Memory: s.Memory + overhead, Pids: threads, Devices: cgroup.DefaultDevices()})
 	if err != nil {
 		return err
 	}
-	b.sb.mu.Lock()
+	b.sb.Mu.Lock()
 	b.sb.group = g
-	b.sb.mu.Unlock()
+	b.sb.Mu.Unlock()
 	return nil
 }
 
 func (r *Runtime) removeGroup(ctx context.Context, sb *sandbox) error {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	sb.group = nil
-	sb.mu.Unlock()
-	return r.cfg.Groups.Remove(ctx, string(sb.id))
+	sb.Mu.Unlock()
+	return r.cfg.Groups.Remove(ctx, string(sb.ID))
 }
 
 func (b *build) boot(ctx context.Context) error {
@@ -280,14 +281,14 @@ func (b *build) made(context.Context) error {
 	if err := b.update(func(rec *record) { rec.Made = rec.Starts }); err != nil {
 		return err
 	}
-	b.sb.mu.Lock()
-	defer b.sb.mu.Unlock()
+	b.sb.Mu.Lock()
+	defer b.sb.Mu.Unlock()
 	select {
 	case <-b.sb.vm.Done():
 		return dsec.E(dsec.Unavailable, "boot", "virtual machine", b.sb.vm.Err())
 	default:
 	}
-	b.sb.phase, b.sb.stopping = running, false
+	b.sb.Phase, b.sb.Stopping = tier.Running, false
 	return nil
 }
 
@@ -298,25 +299,25 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 	if err != nil {
 		return nil, err
 	}
-	defer sb.unlock()
-	switch sb.getPhase() {
-	case running:
+	defer sb.Leave()
+	switch sb.GetPhase() {
+	case tier.Running:
 		return nil, nil
-	case ended: // starting acknowledges the end as stopping does
+	case tier.Ended: // starting acknowledges the end as stopping does
 		hctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 		err := r.halt(hctx, sb)
 		cancel()
 		if err != nil {
-			return nil, wrap(op, id, err)
+			return nil, tier.Wrap(op, id, err)
 		}
 	}
 	b := &build{r: r, sb: sb, rec: sb.record()}
 	defer b.close()
-	sb.setPhase(making)
+	sb.SetPhase(tier.Making)
 	took, err := lifecycle.Run(ctx, "fullvm.start", append([]lifecycle.Step{b.restate(), b.layers(), b.reopen()}, b.begin()...)...)
 	if err != nil {
-		sb.setPhase(stopped)
-		return took, wrap(op, id, err)
+		sb.SetPhase(tier.Stopped)
+		return took, tier.Wrap(op, id, err)
 	}
 	return took, nil
 }

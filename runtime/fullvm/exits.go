@@ -3,7 +3,6 @@ package fullvm
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -13,73 +12,30 @@ import (
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Exits tells of ends that nobody asked for.
-func (r *Runtime) Exits() <-chan runtime.Exit { return r.exits }
-
-// sendExits hands what is in unsent to the receiver.
-func (r *Runtime) sendExits() {
-	for {
-		r.mu.Lock()
-		next := &runtime.Exit{}
-		var to chan<- runtime.Exit // nil: nothing to send, and a nil channel is never ready
-		if len(r.unsent) > 0 {
-			next, to = r.unsent[0], r.exits
-		}
-		r.mu.Unlock()
-		select {
-		case to <- *next:
-			r.mu.Lock()
-			r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x == next })
-			r.mu.Unlock()
-		case <-r.wake: // it grew, or what is first was acknowledged
-		case <-r.life.Done():
-			return
-		}
-	}
-}
-
-func (r *Runtime) report(x runtime.Exit) {
-	r.mu.Lock()
-	r.unsent = append(r.unsent, &x)
-	r.mu.Unlock()
-	r.kick()
-}
-
-// acknowledge drops the report of a sandbox that was not received yet.
-func (r *Runtime) acknowledge(id dsec.SandboxID) {
-	r.mu.Lock()
-	r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x.ID == id })
-	r.mu.Unlock()
-	r.kick()
-}
-
-func (r *Runtime) kick() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-}
+func (r *Runtime) Exits() <-chan runtime.Exit { return r.ends.C() }
 
 // end marks a running sandbox as ended and reports it, once. It returns false if the sandbox did not
 // run, or is being ended anyway.
 func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
-	x.ID = sb.id
-	sb.mu.Lock()
-	if sb.phase != running || sb.stopping {
-		sb.mu.Unlock()
+	x.ID = sb.ID
+	sb.Mu.Lock()
+	if sb.Phase != tier.Running || sb.Stopping {
+		sb.Mu.Unlock()
 		return false
 	}
-	sb.phase = ended
+	sb.Phase = tier.Ended
 	rec := *sb.rec
 	rec.Exit = &x
 	sb.rec = &rec
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if err := r.write(&rec); err != nil { // who opens it next finds no machine, and says so
-		r.log.Warn("write down the end of a sandbox", "sandbox", sb.id, "err", err)
+		r.log.Warn("write down the end of a sandbox", "sandbox", sb.ID, "err", err)
 	}
-	r.report(x)
+	r.ends.Report(x)
 	return true
 }
 
@@ -102,9 +58,9 @@ func (r *Runtime) verdict(sb *sandbox, err error) runtime.Exit {
 		return runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform, Evidence: []string{"the process that held the sandbox (dsec-hold) ended", what}}
 	default:
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	g := sb.group
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if g != nil {
 		if s, serr := g.Stats(); serr == nil && s.OOMKills > 0 {
 			x.Cause, x.By = dsec.CauseOOM, dsec.InducedBySelf
@@ -143,9 +99,9 @@ func (r *Runtime) watchCommand(sb *sandbox, c *guest.Client, p process.Process) 
 		if err != nil || res.Status == process.Killed && !isMain {
 			return
 		}
-		sb.mu.Lock()
+		sb.Mu.Lock()
 		now := sb.client
-		sb.mu.Unlock()
+		sb.Mu.Unlock()
 		if now != c {
 			return // of another life of the machine
 		}

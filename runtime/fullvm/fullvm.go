@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Machines is a VMM whose machines outlive this process.
@@ -48,16 +47,14 @@ type Config struct {
 type Runtime struct {
 	cfg   Config
 	log   *slog.Logger
-	exits chan runtime.Exit
+	boxes *tier.Table[*sandbox]
+	ends  *tier.Ends
 	stop  context.CancelCauseFunc
 	life  context.Context
 	tasks sync.WaitGroup
 
-	mu        sync.Mutex
-	sandboxes map[dsec.SandboxID]*sandbox
-	firmware  map[string]vmm.File // by path: those that were read
-	unsent    []*runtime.Exit     // waiting for the receiver of exits
-	wake      chan struct{}       // has an element when unsent changed
+	mu       sync.Mutex
+	firmware map[string]vmm.File // by path: those that were read
 }
 
 // errClosed is why work of a closed Runtime ends.
@@ -107,20 +104,19 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, dsec.E(dsec.Internal, "open full VM runtime", c.Dir, err)
 	}
-	r := &Runtime{cfg: c, log: c.Log, exits: make(chan runtime.Exit), wake: make(chan struct{}, 1),
-		sandboxes: map[dsec.SandboxID]*sandbox{}, firmware: map[string]vmm.File{}}
+	r := &Runtime{cfg: c, log: c.Log, boxes: tier.NewTable(newSandbox), ends: tier.NewEnds(), firmware: map[string]vmm.File{}}
 	r.life, r.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	if err := r.adopt(ctx); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
-	r.tasks.Go(r.sendExits)
+	r.tasks.Go(func() { r.ends.Send(r.life) })
 	return r, nil
 }
 
 // Close lets go of everything and ends no sandbox.
 func (r *Runtime) Close() error {
 	r.stop(errClosed)
-	for _, sb := range r.all() {
+	for _, sb := range r.boxes.All() {
 		sb.letGo()
 		if m := sb.machineNow(); m != nil {
 			r.cfg.Machines.Leave(m)
@@ -128,12 +124,6 @@ func (r *Runtime) Close() error {
 	}
 	r.tasks.Wait()
 	return nil
-}
-
-func (r *Runtime) all() []*sandbox {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Collect(maps.Values(r.sandboxes))
 }
 
 // Tier is "fullvm".
@@ -144,11 +134,11 @@ func (r *Runtime) dir(id dsec.SandboxID) string { return filepath.Join(r.cfg.Dir
 // List tells of every sandbox, those being made or removed included.
 func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
 	var list []runtime.Status
-	for _, sb := range r.all() {
-		sb.mu.Lock()
-		st := runtime.Status{ID: sb.id, Running: sb.phase == running, Paused: sb.phase == running && sb.rec.Paused}
-		there, c := sb.phase != absent, sb.client
-		sb.mu.Unlock()
+	for _, sb := range r.boxes.All() {
+		sb.Mu.Lock()
+		st := runtime.Status{ID: sb.ID, Running: sb.Phase == tier.Running, Paused: sb.Phase == tier.Running && sb.rec.Paused}
+		there, c := sb.Phase != tier.Absent, sb.client
+		sb.Mu.Unlock()
 		if !there {
 			continue
 		}

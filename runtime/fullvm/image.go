@@ -32,7 +32,7 @@ func (r *Runtime) openBase(sb *sandbox, rec *record) (*base, error) {
 	if len(layers) != 1 {
 		return nil, dsec.Errorf(dsec.Unsupported, op, ref, "the %s tier takes one layer, a disk image; these are %d", r.Tier(), len(layers))
 	}
-	mount, err := r.cfg.Mounts.Layer(string(sb.id), layers[0].Digest)
+	mount, err := r.cfg.Mounts.Layer(string(sb.ID), layers[0].Digest)
 	if err != nil {
 		return nil, err
 	}
@@ -122,5 +122,5 @@ func (r *Runtime) shape(rec *record) (vmm.Shape, error) {
 
 // useLayers has them mounted until Unuse.
 func (r *Runtime) useLayers(ctx context.Context, sb *sandbox, rec *record) error {
-	return r.cfg.Mounts.Use(ctx, string(sb.id), rec.Request.Layers.Layers)
+	return r.cfg.Mounts.Use(ctx, string(sb.ID), rec.Request.Layers.Layers)
 }

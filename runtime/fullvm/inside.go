@@ -10,6 +10,7 @@ import (
 	"github.com/opendsec/dsec/files"
 	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // allCaps is every capability there is: root of the machine is root of nothing else.
@@ -37,8 +38,8 @@ func (sb *sandbox) translate(op string, err error) error {
 	if err == nil || !errors.Is(err, dsec.Unavailable.Err()) {
 		return err
 	}
-	if p := sb.getPhase(); p != running && p != making {
-		return dsec.E(dsec.SandboxGone, op, string(sb.id), err)
+	if p := sb.GetPhase(); p != tier.Running && p != tier.Making {
+		return dsec.E(dsec.SandboxGone, op, string(sb.ID), err)
 	}
 	return err
 }
@@ -50,7 +51,7 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	if err != nil {
 		return nil, err
 	}
-	if sb.isPaused() {
+	if sb.IsPaused() {
 		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "it is paused")
 	}
 	if s.ID == "" {
@@ -82,7 +83,7 @@ func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (
 // guest's, and this machine's kernel reads none of a guest.
 func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error) {
 	const op = "open files"
-	if sb, err := r.find(op, id); err == nil && sb.getPhase() == stopped {
+	if sb, err := r.boxes.Find(op, id); err == nil && sb.GetPhase() == tier.Stopped {
 		return nil, dsec.Errorf(dsec.Unsupported, op, string(id), "files of a stopped sandbox cannot be read in the %s tier; start it", r.Tier())
 	}
 	sb, c, err := r.agent(ctx, op, id)

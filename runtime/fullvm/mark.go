@@ -19,6 +19,7 @@ import (
 	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 const (
@@ -44,42 +45,42 @@ func (r *Runtime) Mark(ctx context.Context, id dsec.SandboxID, name string) (err
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
+	defer sb.Leave()
 	_, vm, err := r.live(op, id)
 	if err != nil {
 		return err
 	}
 	dir, err := r.cfg.Disks.Open(ctx, string(id))
 	if err != nil {
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
 	defer func() { _ = dir.Close() }()
 	all, err := marks(dir)
 	if err != nil {
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
 	if len(all) >= maxMarks && !slices.Contains(all, name) {
 		return dsec.Errorf(dsec.ResourceExhausted, op, string(id), "it has %d marks already", maxMarks)
 	}
 	at := inside(dir, markPrefix+name)
 	if err := clearMark(at); err != nil {
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
 	if err := vm.Pause(ctx); err != nil {
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
-	if !sb.isPaused() {
+	if !sb.IsPaused() {
 		defer func() {
 			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*answerTime)
 			defer cancel()
-			err = errors.Join(err, wrap(op, id, r.goOn(late, sb)))
+			err = errors.Join(err, tier.Wrap(op, id, r.goOn(late, sb)))
 		}()
 	}
 	if err := take(ctx, vm, dir, at); err != nil {
-		return wrap(op, id, errors.Join(err, restoreMark(at)))
+		return tier.Wrap(op, id, errors.Join(err, restoreMark(at)))
 	}
 	if err := os.RemoveAll(at + oldSuffix); err != nil {
-		return wrap(op, id, dsec.E(dsec.Internal, "remove", name, err))
+		return tier.Wrap(op, id, dsec.E(dsec.Internal, "remove", name, err))
 	}
 	return nil
 }
@@ -107,7 +108,7 @@ func restoreMark(at string) error {
 
 // settleMarks undoes what a killed process was in the middle of.
 func (r *Runtime) settleMarks(ctx context.Context, sb *sandbox) error {
-	dir, err := r.cfg.Disks.Open(ctx, string(sb.id))
+	dir, err := r.cfg.Disks.Open(ctx, string(sb.ID))
 	if err != nil {
 		return err
 	}
@@ -132,7 +133,7 @@ func (r *Runtime) settleMarks(ctx context.Context, sb *sandbox) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return dsec.E(dsec.Internal, "settle marks of", string(sb.id), err)
+		return dsec.E(dsec.Internal, "settle marks of", string(sb.ID), err)
 	}
 	return nil
 }
@@ -237,16 +238,16 @@ func marks(dir *os.File) (all []string, err error) {
 // Marks lists the names.
 func (r *Runtime) Marks(ctx context.Context, id dsec.SandboxID) ([]string, error) {
 	const op = "list marks"
-	if _, err := r.find(op, id); err != nil {
+	if _, err := r.boxes.Find(op, id); err != nil {
 		return nil, err
 	}
 	dir, err := r.cfg.Disks.Open(ctx, string(id))
 	if err != nil {
-		return nil, wrap(op, id, err)
+		return nil, tier.Wrap(op, id, err)
 	}
 	defer func() { _ = dir.Close() }()
 	all, err := marks(dir)
-	return all, wrap(op, id, err)
+	return all, tier.Wrap(op, id, err)
 }
 
 // Revert puts a machine in the place of the one there is. After an error before that, it goes on as it was; after
@@ -260,44 +261,44 @@ func (r *Runtime) Revert(ctx context.Context, id dsec.SandboxID, name string) er
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
+	defer sb.Leave()
 	if _, _, err := r.live(op, id); err != nil {
 		return err
 	}
 	b := &build{r: r, sb: sb, rec: sb.record()}
 	defer b.close()
 	if b.dir, err = r.cfg.Disks.Open(ctx, string(id)); err != nil {
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
 	at := inside(b.dir, markPrefix+name)
 	if _, err := os.Stat(filepath.Join(at, diskFile)); err != nil {
 		return dsec.Errorf(dsec.NotFound, op, string(id), "it has no mark %s", dsec.Quote(name))
 	}
 	if err := r.cfg.Machines.CheckSnapshot(ctx, at); err != nil {
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
 	if err := r.useLayers(ctx, sb, b.rec); err != nil {
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
 	if b.base, err = r.openBase(sb, b.rec); err != nil {
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
 	if err := copyDisk(ctx, filepath.Join(at, diskFile), inside(b.dir, "revert.qcow2")); err != nil {
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
-	sb.mu.Lock()
-	sb.stopping = true
+	sb.Mu.Lock()
+	sb.Stopping = true
 	sb.said = appendConsole(sb.said, sb.vm.Console())
 	sb.said = sb.said[max(0, len(sb.said)-maxConsole):]
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	r.kill(sb)
 	if err := b.reverted(ctx, at); err != nil {
 		r.kill(sb)
-		sb.mu.Lock()
-		sb.stopping = false
-		sb.mu.Unlock()
+		sb.Mu.Lock()
+		sb.Stopping = false
+		sb.Mu.Unlock()
 		r.end(sb, runtime.Exit{Cause: dsec.CauseUnknown, By: dsec.InducedByPlatform, Evidence: []string{"it was to be reverted to " + name + ": " + err.Error()}})
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
 	return nil
 }

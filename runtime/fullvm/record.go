@@ -1,9 +1,7 @@
 package fullvm
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -53,10 +51,10 @@ func (r *Runtime) write(rec *record) error {
 
 // change writes a changed copy of the record, and makes it that of the sandbox.
 func (r *Runtime) change(sb *sandbox, f func(rec *record)) error {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	if sb.rec == nil {
-		return dsec.Errorf(dsec.NotFound, "write state of sandbox", string(sb.id), "no such sandbox")
+		return dsec.Errorf(dsec.NotFound, "write state of sandbox", string(sb.ID), "no such sandbox")
 	}
 	rec := *sb.rec
 	f(&rec)
@@ -89,18 +87,6 @@ func (r *Runtime) readRecord(id dsec.SandboxID) (*record, error) {
 		return nil, dsec.Errorf(dsec.Corrupt, op, string(id), "it is of %s", dsec.Quote(string(rec.Request.ID)))
 	}
 	return rec, nil
-}
-
-func sameRequest(op string, was, now runtime.Request) error {
-	a, aerr := json.Marshal(was)
-	b, berr := json.Marshal(now)
-	if err := errors.Join(aerr, berr); err != nil {
-		return dsec.E(dsec.Internal, op, string(now.ID), err)
-	}
-	if !bytes.Equal(a, b) {
-		return dsec.Errorf(dsec.Conflict, op, string(now.ID), "it exists and was asked for differently")
-	}
-	return nil
 }
 
 // removeState is the end of a sandbox.

@@ -16,6 +16,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 const (
@@ -33,10 +34,10 @@ func (r *Runtime) Screenshot(ctx context.Context, id dsec.SandboxID, region dsec
 	}
 	raw, g, err := capture(ctx, vm)
 	if err != nil {
-		return dsec.Picture{}, wrap(op, id, err)
+		return dsec.Picture{}, tier.Wrap(op, id, err)
 	}
 	p, err := picture(raw, g, region)
-	return p, wrap(op, id, err)
+	return p, tier.Wrap(op, id, err)
 }
 
 // capture is the pixels of a screen, three bytes each, line by line.
@@ -113,7 +114,7 @@ func (r *Runtime) Act(ctx context.Context, id dsec.SandboxID, actions []dsec.Scr
 	if err != nil {
 		return err
 	}
-	if sb.isPaused() {
+	if sb.IsPaused() {
 		return dsec.Errorf(dsec.IllegalState, op, string(id), "it is paused")
 	}
 	for _, a := range actions {
@@ -121,7 +122,7 @@ func (r *Runtime) Act(ctx context.Context, id dsec.SandboxID, actions []dsec.Scr
 			return err
 		}
 		if err := act(ctx, vm, a); err != nil {
-			return wrap(op, id, err)
+			return tier.Wrap(op, id, err)
 		}
 	}
 	return nil
@@ -181,9 +182,9 @@ func (r *Runtime) Power(ctx context.Context, id dsec.SandboxID, p dsec.Power) er
 	}
 	switch p {
 	case dsec.PowerButton:
-		return wrap(op, id, vm.PowerButton(ctx))
+		return tier.Wrap(op, id, vm.PowerButton(ctx))
 	case dsec.PowerReset:
-		return wrap(op, id, vm.Reset(ctx))
+		return tier.Wrap(op, id, vm.Reset(ctx))
 	}
 	return dsec.Errorf(dsec.Invalid, op, dsec.Quote(string(p)), "button or reset")
 }
@@ -194,8 +195,8 @@ func (r *Runtime) Console(_ context.Context, id dsec.SandboxID) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	return appendConsole(sb.said, vm.Console()), nil
 }
 

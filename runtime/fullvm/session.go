@@ -37,10 +37,10 @@ func (r *Runtime) attend(sb *sandbox, vm vmm.VM) error {
 	}
 	ctx, hangUp := context.WithCancel(r.life)
 	talking := make(chan struct{})
-	sb.mu.Lock()
-	sb.vm, sb.hangUp, sb.talking, sb.stopping = desk, hangUp, talking, false
+	sb.Mu.Lock()
+	sb.vm, sb.hangUp, sb.talking, sb.Stopping = desk, hangUp, talking, false
 	rec := sb.rec
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	r.tasks.Go(func() {
 		select {
 		case <-desk.Done():
@@ -86,7 +86,7 @@ func (r *Runtime) converse(ctx context.Context, sb *sandbox, vm vmm.Desk) {
 		default:
 		}
 		if err != nil {
-			r.log.Info("talk with guest agent", "sandbox", sb.id, "err", err)
+			r.log.Info("talk with guest agent", "sandbox", sb.ID, "err", err)
 			if within.Sleep(ctx, againTime) != nil {
 				return
 			}
@@ -177,42 +177,43 @@ func (r *Runtime) listen(ctx context.Context, sb *sandbox, vm vmm.Desk, c *guest
 			return
 		case <-ask.C:
 		}
-		if sb.isPaused() {
+		if sb.IsPaused() {
 			continue
 		}
 		actx, cancel := context.WithTimeout(ctx, answerTime)
 		_, err := c.List(actx)
 		cancel()
-		if err != nil && !sb.isPaused() {
+		if err != nil && !sb.IsPaused() {
 			return
 		}
 	}
 }
 
-func (sb *sandbox) isPaused() bool {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+// IsPaused is as its record says, which outlives this process, and not as its box.
+func (sb *sandbox) IsPaused() bool {
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	return sb.rec != nil && sb.rec.Paused
 }
 
 // await waits until somebody answers for the guest.
 func (sb *sandbox) await(ctx context.Context) (*guest.Client, error) {
 	for {
-		sb.mu.Lock()
+		sb.Mu.Lock()
 		c, changed, vm := sb.client, sb.changed, sb.vm
-		sb.mu.Unlock()
+		sb.Mu.Unlock()
 		if c != nil {
 			return c, nil
 		}
 		if vm == nil {
-			return nil, dsec.Errorf(dsec.SandboxGone, "wait for guest agent", string(sb.id), "it has ended")
+			return nil, dsec.Errorf(dsec.SandboxGone, "wait for guest agent", string(sb.ID), "it has ended")
 		}
 		select {
 		case <-changed:
 		case <-vm.Done():
-			return nil, dsec.E(dsec.SandboxGone, "wait for guest agent", string(sb.id), vm.Err())
+			return nil, dsec.E(dsec.SandboxGone, "wait for guest agent", string(sb.ID), vm.Err())
 		case <-ctx.Done():
-			return nil, dsec.E(dsec.ClassOf(ctx.Err()), "wait for guest agent", string(sb.id), context.Cause(ctx))
+			return nil, dsec.E(dsec.ClassOf(ctx.Err()), "wait for guest agent", string(sb.ID), context.Cause(ctx))
 		}
 	}
 }

@@ -8,24 +8,25 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // off ends the machine of a sandbox, if there is one, and the session with it.
 func (r *Runtime) off(sb *sandbox) {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	vm := sb.vm
-	sb.stopping = sb.phase != ended
-	sb.mu.Unlock()
+	sb.Stopping = sb.Phase != tier.Ended
+	sb.Mu.Unlock()
 	sb.letGo()
 	if vm != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), lifecycle.UndoLimit)
 		defer cancel()
 		if err := vm.Stop(ctx); err != nil { // and was killed
-			r.log.Warn("stop a machine", "sandbox", sb.id, "err", err)
+			r.log.Warn("stop a machine", "sandbox", sb.ID, "err", err)
 		}
 	}
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	if sb.vm == vm {
 		sb.vm, sb.client = nil, nil
 	}
@@ -38,11 +39,11 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if sb.getPhase() == stopped {
+	defer sb.Leave()
+	if sb.GetPhase() == tier.Stopped {
 		return nil
 	}
-	if sb.getPhase() == running {
+	if sb.GetPhase() == tier.Running {
 		r.ask(ctx, sb, grace)
 	}
 	if err := ctx.Err(); err != nil {
@@ -50,15 +51,15 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 	}
 	hctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*lifecycle.UndoLimit)
 	defer cancel()
-	return wrap(op, id, r.halt(hctx, sb))
+	return tier.Wrap(op, id, r.halt(hctx, sb))
 }
 
 // ask gives what runs a chance to end by itself. That it does not is no error.
 func (r *Runtime) ask(ctx context.Context, sb *sandbox, grace time.Duration) {
-	sb.mu.Lock()
-	sb.stopping = true // its end is what was asked for
+	sb.Mu.Lock()
+	sb.Stopping = true // its end is what was asked for
 	vm, c, rec := sb.vm, sb.client, sb.rec
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if vm == nil {
 		return
 	}
@@ -88,22 +89,22 @@ func (r *Runtime) ask(ctx context.Context, sb *sandbox, grace time.Duration) {
 func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	last, serr := r.sample(ctx, sb)
 	if serr != nil {
-		r.log.Warn("sample a sandbox at its end", "sandbox", sb.id, "err", serr)
+		r.log.Warn("sample a sandbox at its end", "sandbox", sb.ID, "err", serr)
 	}
 	r.off(sb)
 	if err := r.removeGroup(ctx, sb); err != nil {
 		return err
 	}
-	r.cfg.Mounts.Unuse(string(sb.id))
+	r.cfg.Mounts.Unuse(string(sb.ID))
 	if err := r.change(sb, func(rec *record) {
 		rec.Stopped, rec.Paused, rec.Exit, rec.Last = true, false, nil, &last
 	}); err != nil {
 		return err
 	}
-	r.acknowledge(sb.id)
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	sb.phase, sb.stopping = stopped, false
+	r.ends.Acknowledge(sb.ID)
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	sb.Phase, sb.Stopping = tier.Stopped, false
 	return nil
 }
 
@@ -113,40 +114,40 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 	if _, _, err := dsec.ParseSandboxID(string(id)); err != nil {
 		return err
 	}
-	sb := r.reserve(id)
+	sb := r.boxes.Reserve(id)
 	undo := sb.announceRemoval() // ends what is in flight before its turn comes
-	if err := sb.lock(ctx, op); err != nil {
+	if err := sb.Enter(ctx, op); err != nil {
 		undo()
 		return err
 	}
-	defer sb.unlock()
-	if !r.current(sb) {
+	defer sb.Leave()
+	if !r.boxes.Current(sb) {
 		return nil // another call destroyed it
 	}
-	sb.setPhase(removing)
+	sb.SetPhase(tier.Removing)
 	// Once begun it is finished: a half-destroyed sandbox serves nobody.
 	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*lifecycle.UndoLimit)
 	defer cancel()
-	return wrap(op, id, r.remove(dctx, sb))
+	return tier.Wrap(op, id, r.remove(dctx, sb))
 }
 
 // announceRemoval makes calls into a running sandbox fail from now on.
 func (sb *sandbox) announceRemoval() (undo func()) {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	was, c := sb.phase, sb.client
-	if was != running && was != ended {
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	was, c := sb.Phase, sb.client
+	if was != tier.Running && was != tier.Ended {
 		return func() {}
 	}
-	sb.phase, sb.stopping = removing, true
+	sb.Phase, sb.Stopping = tier.Removing, true
 	if c != nil {
 		go func() { _ = c.Close() }()
 	}
 	return func() {
-		sb.mu.Lock()
-		defer sb.mu.Unlock()
-		if sb.phase == removing {
-			sb.phase, sb.stopping = was, false
+		sb.Mu.Lock()
+		defer sb.Mu.Unlock()
+		if sb.Phase == tier.Removing {
+			sb.Phase, sb.Stopping = was, false
 		}
 	}
 }
@@ -155,11 +156,11 @@ func (sb *sandbox) announceRemoval() (undo func()) {
 func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 	r.kill(sb)
 	err := errors.Join(r.killNamed(ctx, sb.machine()), r.removeGroup(ctx, sb))
-	r.cfg.Mounts.Unuse(string(sb.id))
-	if err = errors.Join(err, r.cfg.Disks.Remove(ctx, string(sb.id))); err != nil {
+	r.cfg.Mounts.Unuse(string(sb.ID))
+	if err = errors.Join(err, r.cfg.Disks.Remove(ctx, string(sb.ID))); err != nil {
 		return err
 	}
-	if err := r.removeState(sb.id); err != nil {
+	if err := r.removeState(sb.ID); err != nil {
 		return err
 	}
 	r.forget(sb)
@@ -168,9 +169,9 @@ func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 
 // kill is off without waiting for the disk.
 func (r *Runtime) kill(sb *sandbox) {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	vm := sb.vm
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if vm != nil {
 		vm.Kill()
 	}
@@ -205,12 +206,12 @@ func (r *Runtime) turnTo(ctx context.Context, op string, id dsec.SandboxID, paus
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
+	defer sb.Leave()
 	_, vm, err := r.live(op, id)
 	if err != nil {
 		return err
 	}
-	if sb.isPaused() == paused {
+	if sb.IsPaused() == paused {
 		return nil
 	}
 	// Written first: whoever finds it so makes it so.
@@ -218,16 +219,16 @@ func (r *Runtime) turnTo(ctx context.Context, op string, id dsec.SandboxID, paus
 		return err
 	}
 	if paused {
-		return wrap(op, id, vm.Pause(ctx))
+		return tier.Wrap(op, id, vm.Pause(ctx))
 	}
-	return wrap(op, id, r.goOn(ctx, sb))
+	return tier.Wrap(op, id, r.goOn(ctx, sb))
 }
 
 // goOn has a machine run, and its guest know that it stood still.
 func (r *Runtime) goOn(ctx context.Context, sb *sandbox) error {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	vm, c := sb.vm, sb.client
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if vm == nil {
 		return dsec.Errorf(dsec.SandboxGone, "resume", "virtual machine", "it has ended")
 	}
@@ -238,7 +239,7 @@ func (r *Runtime) goOn(ctx context.Context, sb *sandbox) error {
 		ctx, cancel := context.WithTimeout(ctx, answerTime)
 		defer cancel()
 		if err := c.Resume(ctx, resumption()); err != nil {
-			r.log.Warn("tell a guest the time", "sandbox", sb.id, "err", err)
+			r.log.Warn("tell a guest the time", "sandbox", sb.ID, "err", err)
 		}
 	}
 	return nil
@@ -246,21 +247,21 @@ func (r *Runtime) goOn(ctx context.Context, sb *sandbox) error {
 
 // Stats of a machine from outside; of one that stands, what it used last.
 func (r *Runtime) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error) {
-	sb, err := r.find("read stats", id)
+	sb, err := r.boxes.Find("read stats", id)
 	if err != nil {
 		return runtime.Stats{}, err
 	}
 	s, err := r.sample(ctx, sb)
-	return s, wrap("read stats", id, err)
+	return s, tier.Wrap("read stats", id, err)
 }
 
 func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error) {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	g, rec := sb.group, sb.rec
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	var s runtime.Stats
 	if rec == nil {
-		return s, dsec.Errorf(dsec.NotFound, "read stats", string(sb.id), "no such sandbox")
+		return s, dsec.Errorf(dsec.NotFound, "read stats", string(sb.ID), "no such sandbox")
 	}
 	if g == nil && rec.Last != nil {
 		s = *rec.Last
@@ -274,7 +275,7 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 		s = runtime.Stats{CPU: u.CPU, Throttled: u.Throttled, Memory: u.Memory, MemoryPeak: u.MemoryPeak, MemoryLimit: u.MemoryLimit, Pids: u.Pids, PidsPeak: u.PidsPeak,
 			PidsLimit: u.PidsLimit, OOMKills: u.OOMKills, PidsDenied: u.PidsDenied}
 	}
-	d, err := r.cfg.Disks.Usage(ctx, string(sb.id))
+	d, err := r.cfg.Disks.Usage(ctx, string(sb.ID))
 	s.Disk, s.DiskLimit = d.Used, d.Limit
 	return s, err
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // adopt takes over what an earlier process left: sandboxes with a state file go on,
@@ -49,8 +50,8 @@ func (r *Runtime) adopt(ctx context.Context) error {
 // lose gives up a sandbox that cannot be taken over: one is not worth the node.
 func (r *Runtime) lose(id dsec.SandboxID, err error) {
 	r.log.Error("sandbox of an earlier process cannot be taken over", "sandbox", id, "err", err)
-	sb := r.reserve(id)
-	sb.setPhase(running)
+	sb := r.boxes.Reserve(id)
+	sb.SetPhase(tier.Running)
 	r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,
 		Evidence: []string{"the node agent restarted and could not take the sandbox over: " + err.Error()}})
 }
@@ -62,7 +63,7 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[stri
 	}
 	if errors.Is(err, dsec.Corrupt.Err()) {
 		r.log.Error("remove a sandbox whose state is broken", "sandbox", id, "err", err)
-		return r.remove(ctx, r.reserve(id))
+		return r.remove(ctx, r.boxes.Reserve(id))
 	}
 	if err != nil {
 		return err
@@ -70,23 +71,23 @@ func (r *Runtime) adoptOne(ctx context.Context, id dsec.SandboxID, held map[stri
 	if err := r.uids.Adopt(rec.UID, id); err != nil {
 		return err
 	}
-	sb := r.reserve(id)
+	sb := r.boxes.Reserve(id)
 	sb.rec = rec
 	info, isHeld := held[name(id)]
 	disk, hasDisk := held[name(id)+diskSuffix]
 	if hasDisk && disk.Entered && !disk.Ended && rec.Stopped {
-		sb.hasDisk, sb.phase = true, stopped
+		sb.hasDisk, sb.Phase = true, tier.Stopped
 		r.images.hold(name(id)+diskSuffix, rec.Image)
 		return nil
 	}
 	switch {
 	case rec.Stopped:
-		sb.phase = stopped
+		sb.Phase = tier.Stopped
 		return r.groups.Remove(ctx, name(id)) // of a stop that was killed half-way
 	case isHeld && info.Entered && complete(rec, info):
 		return r.adoptRunning(ctx, sb, info)
 	case !isHeld && rec.Begun.Before(r.hold.Info().Started):
-		sb.phase, sb.saved = running, true // by nobody: there is no sentry to ask
+		sb.Phase, sb.saved = tier.Running, true // by nobody: there is no sentry to ask
 		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,
 			Evidence: []string{"the process that held the sandbox (dsec-hold) ended"}})
 		return nil
@@ -112,16 +113,16 @@ func complete(rec *record, info hold.SandboxInfo) bool {
 }
 
 func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.SandboxInfo) error {
-	g, err := r.groups.Group(name(sb.id))
+	g, err := r.groups.Group(name(sb.ID))
 	if err != nil && !info.Ended { // a stop that was killed half-way has removed it
 		return err
 	}
-	sb.group, sb.phase = g, running
-	r.images.hold(name(sb.id), sb.rec.Image)
+	sb.group, sb.Phase = g, tier.Running
+	r.images.hold(name(sb.ID), sb.rec.Image)
 	if info.Ended {
 		sb.saved = true
 		if info.Asked { // a stop, or the end after that of the main process
-			if r.adoptEnds(ctx, sb, info); sb.getPhase() == ended {
+			if r.adoptEnds(ctx, sb, info); sb.GetPhase() == tier.Ended {
 				return nil
 			}
 			return r.halt(ctx, sb)
@@ -130,21 +131,21 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 		return nil
 	}
 	if r.cfg.Network != nil && sb.rec.Request.Spec.HasLink() {
-		if err := r.cfg.Network.Restore(ctx, sb.id, sb.rec.policy()); err != nil { // what is in force stays so
-			r.log.Warn("names of a running sandbox cannot be asked for", "sandbox", sb.id, "err", err)
+		if err := r.cfg.Network.Restore(ctx, sb.ID, sb.rec.policy()); err != nil { // what is in force stays so
+			r.log.Warn("names of a running sandbox cannot be asked for", "sandbox", sb.ID, "err", err)
 		}
 	}
-	if r.adoptEnds(ctx, sb, info); sb.getPhase() == ended {
+	if r.adoptEnds(ctx, sb, info); sb.GetPhase() == tier.Ended {
 		return nil
 	}
-	if sb.paused, err = g.Frozen(); err != nil {
+	if sb.Paused, err = g.Frozen(); err != nil {
 		return err
 	}
-	if info.Held == sb.paused {
+	if info.Held == sb.Paused {
 		return nil
 	}
 	// An earlier process died between the freezer and the clocks.
-	return r.hold.HoldClock(ctx, name(sb.id), sb.paused)
+	return r.hold.HoldClock(ctx, name(sb.ID), sb.Paused)
 }
 
 // adoptEnds looks for the end of a command that is the end of its sandbox.
@@ -163,16 +164,16 @@ func (r *Runtime) adoptEnds(ctx context.Context, sb *sandbox, info hold.SandboxI
 
 // undoStart brings a sandbox whose start was killed half-way back to stopped.
 func (r *Runtime) undoStart(ctx context.Context, sb *sandbox) error {
-	r.log.Info("undo a half-made start", "sandbox", sb.id)
-	if err := errors.Join(r.hold.RemoveSandbox(ctx, name(sb.id)), r.groups.Remove(ctx, name(sb.id))); err != nil {
+	r.log.Info("undo a half-made start", "sandbox", sb.ID)
+	if err := errors.Join(r.hold.RemoveSandbox(ctx, name(sb.ID)), r.groups.Remove(ctx, name(sb.ID))); err != nil {
 		return err
 	}
 	rec := *sb.rec
 	rec.Stopped = true
-	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
-		return dsec.E(dsec.Internal, "write state of sandbox", string(sb.id), err)
+	if err := writeRecord(r.dir(sb.ID), &rec); err != nil {
+		return dsec.E(dsec.Internal, "write state of sandbox", string(sb.ID), err)
 	}
-	sb.rec, sb.phase = &rec, stopped
+	sb.rec, sb.Phase = &rec, tier.Stopped
 	return nil
 }
 
@@ -215,8 +216,6 @@ func (r *Runtime) removeStrays(ctx context.Context, held map[string]hold.Sandbox
 func (r *Runtime) isKnown(n string) bool {
 	n = strings.TrimPrefix(n, Prefix)
 	id, isDisk := strings.CutSuffix(n, diskSuffix)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	sb := r.sandboxes[dsec.SandboxID(id)]
-	return sb != nil && (!isDisk || sb.hasDisk)
+	sb, ok := r.boxes.Get(dsec.SandboxID(id))
+	return ok && (!isDisk || sb.hasDisk)
 }

@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,7 +57,7 @@ func (b *build) enter(ctx context.Context) error {
 		file   *os.File
 		target string
 		ro     bool
-	}{{b.r.runsc.dir, nil, binDir, true}, {filepath.Join(b.r.dir(b.sb.id), "b"), nil, placeBundle, true}, {"", im, placeImage, true}, {"", b.dir, placeDisk, false}} {
+	}{{b.r.runsc.dir, nil, binDir, true}, {filepath.Join(b.r.dir(b.sb.ID), "b"), nil, placeBundle, true}, {"", im, placeImage, true}, {"", b.dir, placeDisk, false}} {
 		var attr uint64
 		if m.ro {
 			attr = unix.MOUNT_ATTR_RDONLY
@@ -105,11 +106,11 @@ func (r *Runtime) own(ctx context.Context, shell string, id dsec.SandboxID, exec
 // run has runsc start the sandbox and waits until PID 1 is ready.
 func (b *build) run(ctx context.Context) error {
 	spec, img := b.rec.Request.Spec, b.rec.Request.Layers.Config
-	host := hostname(b.sb.id, spec)
+	host := hostname(b.sb.ID, spec)
 	s := inside.Setup{Files: map[string]string{}}
 	if !b.quiet {
 		s.Files = map[string]string{"/etc/hosts": string(b.lease.Hosts(host)), "/etc/hostname": host + "\n", "/etc/resolv.conf": string(b.lease.ResolvConf())}
-		for _, dir := range []string{path.Join("/", img.Workdir), first(spec.Workdir, "/")} {
+		for _, dir := range []string{path.Join("/", img.Workdir), cmp.Or(spec.Workdir, "/")} {
 			if dir != "/" {
 				s.Dirs = append(s.Dirs, dir)
 			}
@@ -117,12 +118,12 @@ func (b *build) run(ctx context.Context) error {
 	}
 	oci, err := bundleOf(s, host, spec.Limits.Disk, b.linked(), b.saved())
 	if err != nil {
-		return dsec.E(dsec.Internal, "make bundle of sandbox", string(b.sb.id), err)
+		return dsec.E(dsec.Internal, "make bundle of sandbox", string(b.sb.ID), err)
 	}
-	if err := writeBundle(filepath.Join(b.r.dir(b.sb.id), "b"), oci); err != nil {
+	if err := writeBundle(filepath.Join(b.r.dir(b.sb.ID), "b"), oci); err != nil {
 		return err
 	}
-	p, err := b.r.own(ctx, b.name, b.sb.id, runID, inside.RoleRun, inside.Run{Runsc: runscOf(b.linked()), Bundle: placeBundle})
+	p, err := b.r.own(ctx, b.name, b.sb.ID, runID, inside.RoleRun, inside.Run{Runsc: runscOf(b.linked()), Bundle: placeBundle})
 	if err != nil {
 		return err
 	}
@@ -158,7 +159,7 @@ func (b *build) ready(ctx context.Context, p process.Process) error {
 			return dsec.Errorf(no.Class, no.Op, dsec.Quote(no.Object), "%s", no.Text)
 		}
 		if c.EOF || len(said) > 64<<10 {
-			return dsec.E(dsec.Unavailable, op, string(b.sb.id), errors.New(b.r.reason(ctx, p, said)))
+			return dsec.E(dsec.Unavailable, op, string(b.sb.ID), errors.New(b.r.reason(ctx, p, said)))
 		}
 	}
 }
@@ -184,13 +185,4 @@ func hostname(id dsec.SandboxID, s dsec.Spec) string {
 		return string(id)
 	}
 	return dsec.ShortHostname(s.Hostname)
-}
-
-func first(s ...string) string {
-	for _, v := range s {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
 }

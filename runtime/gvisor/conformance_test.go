@@ -8,6 +8,7 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/runtimetest"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 func TestConformance(t *testing.T) {
@@ -18,7 +19,7 @@ func TestConformance(t *testing.T) {
 			Runtime: w.r,
 			Spec:    func(s *dsec.Spec) { s.Isolation, s.OOM = dsec.IsolationGVisor, dsec.OOMSandbox },
 			Layers: func(t *testing.T, lease string) layer.Set {
-				return layer.Set{Lease: lease, Layers: []layer.Local{baseLayer(t)}, Config: image.Config{Env: []string{"FROM=image"}}}
+				return layer.Set{Lease: lease, Layers: []layer.Local{layertest.Base(t)}, Config: image.Config{Env: []string{"FROM=image"}}}
 			},
 			Reopen: func(t *testing.T) runtime.Runtime {
 				w.close(t)

@@ -1,7 +1,6 @@
 package gvisor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // build is a sandbox on its way to running: an instance of runsc over its disk.
@@ -50,18 +50,18 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 		return nil, err
 	}
 	if err := r.usable(ctx); err != nil {
-		return nil, wrap(op, req.ID, err)
+		return nil, tier.Wrap(op, req.ID, err)
 	}
-	sb := r.reserve(req.ID)
-	if err := sb.lock(ctx, op); err != nil {
+	sb := r.boxes.Reserve(req.ID)
+	if err := sb.Enter(ctx, op); err != nil {
 		return nil, err
 	}
-	defer sb.unlock()
-	if !r.current(sb) { // destroyed while we waited
+	defer sb.Leave()
+	if !r.boxes.Current(sb) { // destroyed while we waited
 		return nil, dsec.Errorf(dsec.Conflict, op, string(req.ID), "destroyed by another call")
 	}
 	if rec := sb.record(); rec != nil {
-		return nil, sameRequest(op, rec.Request, req)
+		return nil, tier.SameRequest(op, rec.Request, req)
 	}
 	select {
 	case r.slots <- struct{}{}:
@@ -76,7 +76,7 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 	took, err := lifecycle.Run(ctx, "gvisor.create", append([]lifecycle.Step{b.state(), b.disk()}, b.begin()...)...)
 	if err != nil {
 		r.forget(sb)
-		return took, wrap(op, req.ID, err)
+		return took, tier.Wrap(op, req.ID, err)
 	}
 	return took, nil
 }
@@ -121,46 +121,31 @@ func profile(name string) (confine.Profile, error) {
 	return p, nil
 }
 
-func sameRequest(op string, was, now runtime.Request) error {
-	a, err := (&record{Request: was}).encode()
-	if err != nil {
-		return dsec.E(dsec.Internal, op, string(now.ID), err)
-	}
-	b, err := (&record{Request: now}).encode()
-	if err != nil {
-		return dsec.E(dsec.Internal, op, string(now.ID), err)
-	}
-	if !bytes.Equal(a, b) {
-		return dsec.Errorf(dsec.Conflict, op, string(now.ID), "it exists and was asked for differently")
-	}
-	return nil
-}
-
 // state takes a uid range and writes down what was asked for, before anything else exists.
 func (b *build) state() lifecycle.Step {
 	return lifecycle.Step{Name: "state", Do: func(context.Context) (err error) {
-		if b.rec.UID, err = b.r.uids.Take(b.sb.id); err != nil {
+		if b.rec.UID, err = b.r.uids.Take(b.sb.ID); err != nil {
 			return err
 		}
-		dir := b.r.dir(b.sb.id)
+		dir := b.r.dir(b.sb.ID)
 		// The bundle is the root of a mount, and another user reads there.
 		if err = errors.Join(os.Mkdir(dir, 0o700), os.Mkdir(filepath.Join(dir, "b"), 0o755)); err == nil {
 			err = writeRecord(dir, b.rec)
 		}
 		if err != nil {
 			err = errors.Join(err, os.RemoveAll(dir))
-			b.r.uids.Give(b.rec.UID, b.sb.id)
-			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
+			b.r.uids.Give(b.rec.UID, b.sb.ID)
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.ID), err)
 		}
-		b.sb.mu.Lock()
+		b.sb.Mu.Lock()
 		b.sb.rec = b.rec
-		b.sb.mu.Unlock()
+		b.sb.Mu.Unlock()
 		return nil
 	}, Undo: func(context.Context) error {
-		if err := b.r.removeState(b.sb.id); err != nil {
+		if err := b.r.removeState(b.sb.ID); err != nil {
 			return err
 		}
-		b.r.uids.Give(b.rec.UID, b.sb.id)
+		b.r.uids.Give(b.rec.UID, b.sb.ID)
 		return nil
 	}}
 }
@@ -180,7 +165,7 @@ const (
 )
 
 func (b *build) disk() lifecycle.Step {
-	id := name(b.sb.id)
+	id := name(b.sb.ID)
 	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) (err error) {
 		limit := b.rec.Request.Spec.Limits.Disk
 		if limit > 0 {
@@ -194,7 +179,7 @@ func (b *build) disk() lifecycle.Step {
 // reopen opens the disk of a sandbox that was stopped.
 func (b *build) reopen() lifecycle.Step {
 	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) (err error) {
-		b.dir, err = b.r.disks.Open(ctx, name(b.sb.id))
+		b.dir, err = b.r.disks.Open(ctx, name(b.sb.ID))
 		return err
 	}}
 }
@@ -218,16 +203,16 @@ func (b *build) instance() []lifecycle.Step {
 		}, Undo: func(context.Context) error { b.r.images.Unuse(b.name); return nil }},
 		{Name: "cgroup", Do: func(context.Context) (err error) {
 			if b.group, err = b.r.groups.Create(b.name, groupLimits(b.rec.Request.Spec.LimitsIn(0))); err == nil && !b.quiet {
-				b.sb.mu.Lock()
+				b.sb.Mu.Lock()
 				b.sb.group = b.group
-				b.sb.mu.Unlock()
+				b.sb.Mu.Unlock()
 			}
 			return err
 		}, Undo: func(ctx context.Context) error {
 			if !b.quiet {
-				b.sb.mu.Lock()
+				b.sb.Mu.Lock()
 				b.sb.group = nil
-				b.sb.mu.Unlock()
+				b.sb.Mu.Unlock()
 			}
 			return b.r.groups.Remove(ctx, b.name)
 		}},
@@ -277,7 +262,7 @@ func (b *build) network(ctx context.Context) (err error) {
 		return err
 	}
 	at := netpolicy.Place{NetNS: b.shell.NetNS, Group: number, Rate: b.rec.Request.Spec.Limits.Bandwidth, Link: true}
-	b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.id, b.rec.policy(), at)
+	b.lease, err = b.r.cfg.Network.Attach(ctx, b.sb.ID, b.rec.policy(), at)
 	return err
 }
 
@@ -297,12 +282,12 @@ func (b *build) main(ctx context.Context) error {
 			return err
 		}
 	}
-	b.sb.mu.Lock()
+	b.sb.Mu.Lock()
 	early := b.sb.early
-	b.sb.phase, b.sb.exit, b.sb.early, b.sb.paused = running, nil, nil, false
-	b.sb.mu.Unlock()
+	b.sb.Phase, b.sb.exit, b.sb.early, b.sb.Paused = tier.Running, nil, nil, false
+	b.sb.Mu.Unlock()
 	if b.r.cfg.Unseen != nil {
-		b.r.cfg.Unseen(b.sb.id, errUnseen)
+		b.r.cfg.Unseen(b.sb.ID, errUnseen)
 	}
 	if early != nil {
 		b.r.end(b.sb, *early)

@@ -12,11 +12,11 @@ import (
 // has no rights, passes the bytes.
 func (r *Runtime) Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error) {
 	const op = "connect to sandbox"
-	sb, err := r.live(op, id)
+	sb, err := r.boxes.Live(op, id)
 	if err != nil {
 		return nil, err
 	}
-	if sb.isPaused() {
+	if sb.IsPaused() {
 		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
 	}
 	c, err := r.dial(ctx, sb, name(id), inside.Service{Port: port})

@@ -2,6 +2,7 @@ package gvisor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,6 +24,7 @@ import (
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/gvisor/inside"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // mainID is the main process's.
@@ -34,7 +36,7 @@ const startLimit = 45 * time.Second
 // Exec starts a command. A context that ends while it starts does not stop it.
 func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error) {
 	const op = "exec in sandbox"
-	sb, err := r.live(op, id)
+	sb, err := r.boxes.Live(op, id)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +48,7 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 		return nil, dsec.Errorf(dsec.Invalid, op, string(id), "ids that begin with %q are taken", ownPrefix)
 	case s.Service:
 		return nil, dsec.Errorf(dsec.Unsupported, op, string(id), "isolation gvisor has no phases that a service could outlive")
-	case sb.isPaused():
+	case sb.IsPaused():
 		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
 	}
 	if err := ctx.Err(); err != nil {
@@ -60,16 +62,16 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	if err != nil {
 		return nil, explain(op, sb, err)
 	}
-	return &command{p, sb}, nil
+	return sb.Command(p), nil
 }
 
 // explain says that the sandbox has ended where that is why a call failed.
 func explain(op string, sb *sandbox, err error) error {
-	if p := sb.getPhase(); p != running && p != making {
-		return dsec.E(dsec.SandboxGone, op, string(sb.id), err)
+	if p := sb.GetPhase(); p != tier.Running && p != tier.Making {
+		return dsec.E(dsec.SandboxGone, op, string(sb.ID), err)
 	}
 	if errors.Is(err, dsec.SandboxGone.Err()) {
-		return dsec.E(dsec.SandboxGone, op, string(sb.id), err)
+		return dsec.E(dsec.SandboxGone, op, string(sb.ID), err)
 	}
 	return err
 }
@@ -78,10 +80,10 @@ func explain(op string, sb *sandbox, err error) error {
 func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (process.Process, error) {
 	const op = "exec in sandbox"
 	if len(s.Argv) == 0 || s.Argv[0] == "" {
-		return nil, dsec.Errorf(dsec.Invalid, op, string(sb.id), "no program")
+		return nil, dsec.Errorf(dsec.Invalid, op, string(sb.ID), "no program")
 	}
 	if s.Cwd != "" && !path.IsAbs(s.Cwd) {
-		return nil, dsec.Errorf(dsec.Invalid, op, string(sb.id), "working directory %s is not absolute", dsec.Quote(s.Cwd))
+		return nil, dsec.Errorf(dsec.Invalid, op, string(sb.ID), "working directory %s is not absolute", dsec.Quote(s.Cwd))
 	}
 	rec := sb.record()
 	spec, image := rec.Request.Spec, rec.Request.Layers.Config
@@ -89,7 +91,7 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	if err != nil {
 		return nil, err
 	}
-	who, err := lookUp(ctx, fs, first(s.User, spec.User, image.User))
+	who, err := lookUp(ctx, fs, cmp.Or(s.User, spec.User, image.User))
 	if err != nil {
 		return nil, err
 	}
@@ -97,8 +99,8 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	if err != nil {
 		return nil, err
 	}
-	env := accounts.Environment(who, s.PTY != nil, sb.localeIn(ctx, fs), withMirror(image.Env, rec.policy()), spec.Env, s.Env)
-	cwd := first(s.Cwd, spec.Workdir, path.Join("/", image.Workdir))
+	env := accounts.Environment(who, s.PTY != nil, sb.localeIn(ctx, fs), netpolicy.WithMirror(image.Env, rec.policy()), spec.Env, s.Env)
+	cwd := cmp.Or(s.Cwd, spec.Workdir, path.Join("/", image.Workdir))
 	if err := canRun(ctx, fs, s.Argv, env, cwd); err != nil {
 		return nil, err
 	}
@@ -109,22 +111,14 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	}
 	b, err := json.Marshal(c)
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, op, string(sb.id), err)
+		return nil, dsec.E(dsec.Internal, op, string(sb.ID), err)
 	}
-	e := hold.ExecSpec{Sandbox: name(sb.id), Spec: s, Wrap: []string{binDir + "/" + helperFile, inside.RoleExec, string(b), "--"}, Env: []string{"GOMAXPROCS=2"},
-		Caps: hold.Caps{Bounding: allCaps, Permitted: allCaps}, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.id)}
-	r.capOutput(ctx, sb, &e.Spec)
+	e := hold.ExecSpec{Sandbox: name(sb.ID), Spec: s, Wrap: []string{binDir + "/" + helperFile, inside.RoleExec, string(b), "--"}, Env: []string{"GOMAXPROCS=2"},
+		Caps: hold.Caps{Bounding: allCaps, Permitted: allCaps}, OOMScoreAdj: confine.OOMScoreAdj, Spool: r.dir(sb.ID)}
+	if err := r.hold.LimitKept(ctx, &e, spec.Limits.Output); err != nil {
+		return nil, err
+	}
 	return r.hold.Exec(ctx, e)
-}
-
-// withMirror adds what leads package managers to the mirror, where the policy opens it:
-// over what the image says, under what the caller does.
-func withMirror(image []string, p dsec.NetworkPolicy) []string {
-	out := slices.Clone(image)
-	for k, v := range netpolicy.MirrorEnvironment(p) {
-		out = append(out, k+"="+v)
-	}
-	return out
 }
 
 // maxArgument is what one argument may have, with its zero byte.
@@ -195,9 +189,9 @@ const maxAccounts = 1 << 20
 
 // localeIn is the UTF-8 locale that the image has, if any.
 func (sb *sandbox) localeIn(ctx context.Context, fs files.FS) string {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	known := sb.locale
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if known != nil {
 		return *known
 	}
@@ -207,16 +201,16 @@ func (sb *sandbox) localeIn(ctx context.Context, fs files.FS) string {
 			found = "C.UTF-8"
 		}
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	sb.locale = &found
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	return found
 }
 
 // Process finds a command that runs or waits for Release.
 func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (process.Process, error) {
 	const op = "find command in sandbox"
-	sb, err := r.findInside(op, id)
+	sb, err := r.boxes.FindInside(op, id)
 	if err != nil {
 		return nil, err
 	}
@@ -225,9 +219,9 @@ func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (
 	}
 	p, err := r.hold.Process(ctx, name(id), exec)
 	if err != nil {
-		return nil, (&command{sb: sb}).translate(err)
+		return nil, sb.Command(nil).Explain(err)
 	}
-	return &command{p, sb}, nil
+	return sb.Command(p), nil
 }
 
 // mainProcess is what the sandbox runs: the image's entry point, if it has one, with

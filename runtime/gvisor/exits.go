@@ -3,7 +3,6 @@ package gvisor
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -12,34 +11,11 @@ import (
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Exits tells of ends that nobody asked for.
-func (r *Runtime) Exits() <-chan runtime.Exit { return r.exits }
-
-// sendExits hands what is in unsent to the receiver.
-func (r *Runtime) sendExits() {
-	for {
-		r.mu.Lock()
-		var next *runtime.Exit
-		var to chan<- runtime.Exit // nil: nothing to send, and a nil channel is never ready
-		if len(r.unsent) > 0 {
-			next, to = r.unsent[0], r.exits
-		} else {
-			next = &runtime.Exit{}
-		}
-		r.mu.Unlock()
-		select {
-		case to <- *next:
-			r.mu.Lock()
-			r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x == next })
-			r.mu.Unlock()
-		case <-r.wake: // it grew, or what is first was acknowledged
-		case <-r.life.Done():
-			return
-		}
-	}
-}
+func (r *Runtime) Exits() <-chan runtime.Exit { return r.ends.C() }
 
 // watchHold acts on what the hold reports, until Close or the end of the hold.
 func (r *Runtime) watchHold() {
@@ -61,7 +37,7 @@ func (r *Runtime) on(e hold.Event) {
 	ctx, cancel := context.WithTimeout(r.life, saveLimit)
 	defer cancel()
 	id, isShell := strings.CutPrefix(e.Sandbox, Prefix)
-	sb, err := r.find("follow sandbox", dsec.SandboxID(id))
+	sb, err := r.boxes.Find("follow sandbox", dsec.SandboxID(id))
 	if err != nil || !isShell { // being removed, with all that is known of it; or of its files only
 		return
 	}
@@ -82,8 +58,8 @@ func (r *Runtime) on(e hold.Event) {
 // killAfter ends what is left in the shell of a sentry that is gone: those that hold the
 // ends of its commands.
 func (r *Runtime) killAfter(ctx context.Context, sb *sandbox) {
-	if err := r.hold.KillSandbox(ctx, name(sb.id)); err != nil {
-		r.log.Warn("end a sandbox after its sentry", "sandbox", sb.id, "err", err)
+	if err := r.hold.KillSandbox(ctx, name(sb.ID)); err != nil {
+		r.log.Warn("end a sandbox after its sentry", "sandbox", sb.ID, "err", err)
 	}
 }
 
@@ -110,19 +86,19 @@ func (r *Runtime) execEnded(ctx context.Context, sb *sandbox, exec string, res p
 	if !r.end(sb, x) {
 		return
 	}
-	if err := sb.lock(ctx, "end sandbox"); err != nil {
+	if err := sb.Enter(ctx, "end sandbox"); err != nil {
 		return // of this process; the next one does it
 	}
-	defer sb.unlock()
-	if r.current(sb) && sb.getPhase() == ended {
+	defer sb.Leave()
+	if r.boxes.Current(sb) && sb.GetPhase() == tier.Ended {
 		r.conclude(ctx, sb)
 	}
 }
 
 func (r *Runtime) oomKills(sb *sandbox) int64 {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	g := sb.group
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if g == nil {
 		return 0
 	}
@@ -148,43 +124,21 @@ func (r *Runtime) sentryEnd(sb *sandbox, what string) runtime.Exit {
 // if the sandbox did not run, or is being ended anyway. The end of one that is
 // still being made is kept until it is made.
 func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
-	x.ID = sb.id
-	sb.mu.Lock()
-	if sb.phase == making {
+	x.ID = sb.ID
+	sb.Mu.Lock()
+	if sb.Phase == tier.Making {
 		sb.early = &x
-		sb.mu.Unlock()
+		sb.Mu.Unlock()
 		return true
 	}
-	if sb.phase != running || sb.stopping {
-		sb.mu.Unlock()
+	if sb.Phase != tier.Running || sb.Stopping {
+		sb.Mu.Unlock()
 		return false
 	}
-	sb.phase, sb.exit = ended, &x
-	sb.mu.Unlock()
-	r.report(x)
+	sb.Phase, sb.exit = tier.Ended, &x
+	sb.Mu.Unlock()
+	r.ends.Report(x)
 	return true
-}
-
-func (r *Runtime) report(x runtime.Exit) {
-	r.mu.Lock()
-	r.unsent = append(r.unsent, &x)
-	r.mu.Unlock()
-	r.kick()
-}
-
-// acknowledge drops the report of a sandbox that was not received yet.
-func (r *Runtime) acknowledge(id dsec.SandboxID) {
-	r.mu.Lock()
-	r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x.ID == id })
-	r.mu.Unlock()
-	r.kick()
-}
-
-func (r *Runtime) kick() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
 }
 
 // holdLost ends every sandbox: the kernel has killed all their processes.
@@ -192,7 +146,7 @@ func (r *Runtime) holdLost() {
 	if r.life.Err() != nil {
 		return
 	}
-	all := r.all()
+	all := r.boxes.All()
 	r.log.Error("the hold is gone, and with it every running sandbox", "sandboxes", len(all), "at", time.Now().UTC())
 	for _, sb := range all {
 		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,

@@ -12,8 +12,9 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/failpoint"
-	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 func withMain(argv ...string) func(*runtime.Request) {
@@ -46,7 +47,7 @@ func TestAFaultInEveryStepLeavesNothing(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "on purpose") {
 			t.Errorf("%s: %v", n, err)
 		}
-		if _, ok := w.r.sandboxes[id].status(); !ok || w.r.sandboxes[id].getPhase() != stopped {
+		if _, ok := w.r.boxes.Reserve(id).Status(); !ok || w.r.boxes.Reserve(id).GetPhase() != tier.Stopped {
 			t.Errorf("%s: it is not stopped", n)
 		}
 	}
@@ -89,7 +90,7 @@ func TestAgentKilledAtEveryStep(t *testing.T) {
 		w.close(t)
 		req := dsec.NewSandboxID("t")
 		cmd := exec.Command(os.Args[0], "-test.run=TestAgentKilledAtEveryStep$")
-		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{n, w.dir, w.name, string(req), fmt.Sprint(w.uidBase), baseLayer(t).Meta}, "\x1f"))
+		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{n, w.dir, w.name, string(req), fmt.Sprint(w.uidBase), layertest.Base(t).Meta}, "\x1f"))
 		out, err := cmd.CombinedOutput()
 		if ee, ok := errors.AsType[*exec.ExitError](err); !ok || ee.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Fatalf("%s: the agent ended with %v: %s", n, err, out)
@@ -113,8 +114,8 @@ func killedAgent(t *testing.T, f []string) {
 	w.open(t)
 	must(t, w.r.TrySentry(t.Context()))
 	w.r.works = true
-	l := layer.Local{Info: layer.Info{Digest: "sha256:killed"}, Meta: f[5], Data: strings.TrimSuffix(f[5], "meta") + "data"}
-	r := request(t, withMain("sleep", "100"), func(r *runtime.Request) { r.ID, r.Layers.Layers = dsec.SandboxID(f[3]), []layer.Local{l} })
+	layertest.Use(f[5])
+	r := request(t, withMain("sleep", "100"), func(r *runtime.Request) { r.ID = dsec.SandboxID(f[3]) })
 	failpoint.Arm(f[0], failpoint.Kill())
 	_, err := w.r.Create(context.Background(), r)
 	t.Fatal("it lives: ", err)

@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime/gvisor/inside"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // diskSuffix makes the name of the instance for the files of a stopped sandbox.
@@ -33,7 +35,7 @@ const maxServices = 16
 // Files opens the file service as a user. The same user gets the same service; who that
 // is was decided when it was opened.
 func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error) {
-	sb, err := r.findInside("open files of sandbox", id)
+	sb, err := r.boxes.FindInside("open files of sandbox", id)
 	if err != nil {
 		return nil, err
 	}
@@ -45,64 +47,66 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
-	who, err := lookUp(ctx, fs, first(user, rec.Request.Spec.User, rec.Request.Layers.Config.User))
+	who, err := lookUp(ctx, fs, cmp.Or(user, rec.Request.Spec.User, rec.Request.Layers.Config.User))
 	if err != nil {
 		return nil, err
 	}
-	s := r.serviceOf(sb, who)
-	_, err = s.open()
-	return s, err
+	return r.filesAs(sb, who)
 }
 
-func (r *Runtime) serviceOf(sb *sandbox, who accounts.Identity) *fileService {
-	return &fileService{r: r, sb: sb, who: who, key: fmt.Sprint(who.UID, who.GID, who.Groups)}
+func (r *Runtime) filesAs(sb *sandbox, who accounts.Identity) (files.FS, error) {
+	s := &tier.FileService{Sandbox: sb.ID, Gone: sb.Gone, Open: func() (*files.Redialing, error) { return r.serviceOf(sb, who) }}
+	_, err := s.Open()
+	return s, err
 }
 
 // asRoot is the service that this runtime asks for what it has to know.
 func (r *Runtime) asRoot(sb *sandbox) (files.FS, error) {
-	s := r.serviceOf(sb, accounts.Identity{})
-	_, err := s.open()
-	return s, err
+	return r.filesAs(sb, accounts.Identity{})
 }
 
-// open returns the connection of a user, made if there is none since the sandbox last
+// serviceOf returns the connection of a user, made if there is none since the sandbox last
 // changed its state.
-func (s *fileService) open() (*files.Redialing, error) {
-	s.sb.mu.Lock()
-	defer s.sb.mu.Unlock()
-	if c := s.sb.services[s.key]; c != nil {
+func (r *Runtime) serviceOf(sb *sandbox, who accounts.Identity) (*files.Redialing, error) {
+	if sb.IsPaused() { // who serves stands still, too
+		return nil, dsec.Errorf(dsec.IllegalState, "reach files of sandbox", string(sb.ID), "the sandbox is paused, and behind gvisor its files with it")
+	}
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	key := fmt.Sprint(who.UID, who.GID, who.Groups)
+	if c := sb.services[key]; c != nil {
 		return c, nil
 	}
-	if s.sb.phase == removing || s.sb.phase == absent {
-		return nil, dsec.Errorf(dsec.SandboxGone, "open files of sandbox", string(s.sb.id), "the sandbox has ended")
+	if sb.Phase == tier.Removing || sb.Phase == tier.Absent {
+		return nil, dsec.Errorf(dsec.SandboxGone, "open files of sandbox", string(sb.ID), "the sandbox has ended")
 	}
-	if len(s.sb.services) >= maxServices {
-		maps.DeleteFunc(s.sb.services, func(_ string, c *files.Redialing) bool { return c.Idle() })
+	if len(sb.services) >= maxServices {
+		maps.DeleteFunc(sb.services, func(_ string, c *files.Redialing) bool { return c.Idle() })
 	}
 	c := files.NewRedialing(func(ctx context.Context) (io.ReadWriteCloser, error) {
-		shell, err := s.r.reach(ctx, s.sb)
+		shell, err := r.reach(ctx, sb)
 		if err != nil {
 			return nil, err
 		}
-		w := inside.Who{UID: s.who.UID, GID: s.who.GID, Groups: s.who.Groups}
+		w := inside.Who{UID: who.UID, GID: who.GID, Groups: who.Groups}
 		if w.UID == 0 {
 			w.Bounding, w.Permitted = fileCaps, fileCaps
 		}
-		return s.r.dial(ctx, s.sb, shell, inside.Service{Who: w})
+		return r.dial(ctx, sb, shell, inside.Service{Who: w})
 	})
-	if s.sb.services == nil {
-		s.sb.services = map[string]*files.Redialing{}
+	if sb.services == nil {
+		sb.services = map[string]*files.Redialing{}
 	}
-	s.sb.services[s.key] = c
+	sb.services[key] = c
 	return c, nil
 }
 
 // closeServices ends the file services of a sandbox, calls in flight included.
 func (sb *sandbox) closeServices() {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	all := sb.services
 	sb.services = nil
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	for _, s := range all {
 		_ = s.Close() // it only ever reports what is wanted here
 	}
@@ -110,13 +114,13 @@ func (sb *sandbox) closeServices() {
 
 // reach returns the shell through which a sandbox's files are reached.
 func (r *Runtime) reach(ctx context.Context, sb *sandbox) (shell string, err error) {
-	switch sb.getPhase() {
-	case running, making: // a main process is started before the sandbox runs
-		return name(sb.id), nil
-	case stopped, ended:
+	switch sb.GetPhase() {
+	case tier.Running, tier.Making: // a main process is started before the sandbox runs
+		return name(sb.ID), nil
+	case tier.Stopped, tier.Ended:
 		return r.diskInstance(ctx, sb)
 	}
-	return "", dsec.Errorf(dsec.SandboxGone, "open files of sandbox", string(sb.id), "the sandbox has ended")
+	return "", dsec.Errorf(dsec.SandboxGone, "open files of sandbox", string(sb.ID), "the sandbox has ended")
 }
 
 // dialLimit is how long a helper may take until it serves.
@@ -128,14 +132,14 @@ func (r *Runtime) dial(ctx context.Context, sb *sandbox, shell string, s inside.
 	ctx, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
 	sock := "s" + dsec.Random(8)
-	l, err := listen(filepath.Join(r.dir(sb.id), "b"), sock)
+	l, err := listen(filepath.Join(r.dir(sb.ID), "b"), sock)
 	if err != nil {
-		return nil, dsec.E(dsec.Internal, op, string(sb.id), err)
+		return nil, dsec.E(dsec.Internal, op, string(sb.ID), err)
 	}
 	defer l.Close() // and removes it
-	linked := sb.record() != nil && sb.record().Request.Spec.HasLink() && shell == name(sb.id)
+	linked := sb.record() != nil && sb.record().Request.Spec.HasLink() && shell == name(sb.ID)
 	s.Runsc, s.Socket = runscOf(linked), placeBundle+"/"+sock
-	p, err := r.own(ctx, shell, sb.id, ownPrefix+sock, inside.RoleDial, s)
+	p, err := r.own(ctx, shell, sb.ID, ownPrefix+sock, inside.RoleDial, s)
 	if err != nil {
 		return nil, err
 	}
@@ -145,14 +149,14 @@ func (r *Runtime) dial(ctx context.Context, sb *sandbox, shell string, s inside.
 		err = errors.New(r.reason(ctx, p, nil))
 	}
 	if err != nil {
-		return nil, dsec.E(dsec.Unavailable, op, string(sb.id), err)
+		return nil, dsec.E(dsec.Unavailable, op, string(sb.ID), err)
 	}
 	if err := l.SetDeadline(time.Now().Add(time.Second)); err != nil { // it has connected, or never will
-		return nil, dsec.E(dsec.Internal, op, string(sb.id), err)
+		return nil, dsec.E(dsec.Internal, op, string(sb.ID), err)
 	}
 	c, err := l.Accept()
 	if err != nil {
-		return nil, dsec.E(dsec.Unavailable, op, string(sb.id), err)
+		return nil, dsec.E(dsec.Unavailable, op, string(sb.ID), err)
 	}
 	return c, nil
 }
@@ -189,25 +193,25 @@ func listen(dir, sock string) (*net.UnixListener, error) {
 // diskInstance starts a sandbox without its commands, for its files, unless there is one.
 func (r *Runtime) diskInstance(ctx context.Context, sb *sandbox) (string, error) {
 	const op = "open disk of sandbox"
-	if err := sb.lock(ctx, op); err != nil {
+	if err := sb.Enter(ctx, op); err != nil {
 		return "", err
 	}
-	defer sb.unlock()
-	p := sb.getPhase()
-	if p != stopped && p != ended {
-		return "", dsec.Errorf(dsec.Unavailable, op, string(sb.id), "the sandbox changed its state during the call")
+	defer sb.Leave()
+	p := sb.GetPhase()
+	if p != tier.Stopped && p != tier.Ended {
+		return "", dsec.Errorf(dsec.Unavailable, op, string(sb.ID), "the sandbox changed its state during the call")
 	}
-	shell := name(sb.id) + diskSuffix
+	shell := name(sb.ID) + diskSuffix
 	if sb.hasDisk {
 		return shell, nil
 	}
-	if p == ended {
+	if p == tier.Ended {
 		r.conclude(ctx, sb)
 	}
 	b := &build{r: r, sb: sb, rec: sb.record(), name: shell, quiet: true}
 	defer b.close()
 	if _, err := lifecycle.Run(ctx, "gvisor.disk", append([]lifecycle.Step{b.reopen()}, b.instance()...)...); err != nil {
-		return "", wrap(op, sb.id, err)
+		return "", tier.Wrap(op, sb.ID, err)
 	}
 	sb.hasDisk = true
 	return shell, nil
@@ -219,14 +223,14 @@ func (r *Runtime) closeDisk(ctx context.Context, sb *sandbox, keep bool) error {
 		return nil
 	}
 	sb.closeServices()
-	shell := name(sb.id) + diskSuffix
+	shell := name(sb.ID) + diskSuffix
 	if keep {
 		switch err := r.save(ctx, sb, shell, false); {
 		case err == nil:
 		case ctx.Err() != nil, dsec.ClassOf(err) == dsec.NoSpace:
 			return err
 		default: // there is no sentry to ask, and a sandbox must not be lost with it
-			r.log.Warn("what was written into a stopped sandbox is lost", "sandbox", sb.id, "err", err)
+			r.log.Warn("what was written into a stopped sandbox is lost", "sandbox", sb.ID, "err", err)
 		}
 	}
 	err := errors.Join(r.hold.RemoveSandbox(ctx, shell), r.groups.Remove(ctx, shell))

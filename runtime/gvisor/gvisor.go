@@ -35,11 +35,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
-	"slices"
 	"sync"
 
 	"github.com/opendsec/dsec"
@@ -50,6 +48,7 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Prefix of the names of what sandboxes are made of.
@@ -95,17 +94,13 @@ type Runtime struct {
 
 	slots chan struct{}
 
-	exits  chan runtime.Exit
+	boxes  *tier.Table[*sandbox]
+	ends   *tier.Ends
 	events <-chan hold.Event
 	leave  func()
 	stop   context.CancelCauseFunc
 	life   context.Context
 	tasks  sync.WaitGroup
-
-	mu        sync.Mutex
-	sandboxes map[dsec.SandboxID]*sandbox
-	unsent    []*runtime.Exit // waiting for the receiver of exits
-	wake      chan struct{}   // has an element when unsent changed
 }
 
 var errClosed = errors.New("the runtime is closed")
@@ -139,7 +134,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 		}
 	}
 	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, log: c.Log, uids: accounts.NewRanges(c.UIDBase, c.UIDRanges),
-		slots: make(chan struct{}, c.Parallel), exits: make(chan runtime.Exit), sandboxes: map[dsec.SandboxID]*sandbox{}, wake: make(chan struct{}, 1)}
+		slots: make(chan struct{}, c.Parallel), boxes: tier.NewTable(newSandbox), ends: tier.NewEnds()}
 	var err error
 	if r.images, err = OpenImages(c.Images); err != nil {
 		return nil, err
@@ -160,7 +155,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 		return nil, err
 	}
 	r.tasks.Go(r.watchHold)
-	r.tasks.Go(r.sendExits)
+	r.tasks.Go(func() { r.ends.Send(r.life) })
 	return r, nil
 }
 
@@ -169,16 +164,10 @@ func (r *Runtime) Close() error {
 	r.stop(errClosed)
 	r.leave()
 	r.tasks.Wait()
-	for _, sb := range r.all() {
+	for _, sb := range r.boxes.All() {
 		sb.closeServices()
 	}
 	return nil
-}
-
-func (r *Runtime) all() []*sandbox {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Collect(maps.Values(r.sandboxes))
 }
 
 // Images are those it makes of layers.
@@ -194,7 +183,7 @@ func name(id dsec.SandboxID) string { return Prefix + string(id) }
 
 // List tells of every sandbox, those being made or removed included.
 func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
-	all := r.all()
+	all := r.boxes.All()
 	known, err := r.hold.List(ctx)
 	if err != nil {
 		return nil, err
@@ -209,8 +198,8 @@ func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
 	}
 	list := make([]runtime.Status, 0, len(all))
 	for _, sb := range all {
-		if st, ok := sb.status(); ok {
-			st.Execs = execs[name(sb.id)]
+		if st, ok := sb.Status(); ok {
+			st.Execs = execs[name(sb.ID)]
 			list = append(list, st)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // TestTheKernelInsideIsNotTheMachines: and nothing of a sandbox runs as root on it.
@@ -33,7 +34,7 @@ func TestTheKernelInsideIsNotTheMachines(t *testing.T) {
 	if len(pids) < 4 { // PID 1 of the shell, who started the sentry, the sentry, who stands for the command
 		t.Errorf("processes %v", pids)
 	}
-	rec := w.r.sandboxes[id].record()
+	rec := w.r.boxes.Reserve(id).record()
 	for _, pid := range pids {
 		for _, uid := range uidsOf(t, pid) {
 			if uid < rec.UID || uid >= rec.UID+accounts.IDs {
@@ -134,13 +135,13 @@ func (w *world) sentry(t *testing.T, id dsec.SandboxID) int {
 func TestLayersAreOneImage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	over := newLayer(t, func(dir string) error {
+	over := layertest.New(t, func(dir string) error {
 		return errors.Join(os.MkdirAll(filepath.Join(dir, "opt/tool"), 0o755), os.WriteFile(filepath.Join(dir, "opt/tool/a"), []byte("over\n"), 0o644))
 	})
-	gone := newLayer(t, func(dir string) error {
+	gone := layertest.New(t, func(dir string) error {
 		return errors.Join(os.Mkdir(filepath.Join(dir, "etc"), 0o755), unix.Mknod(filepath.Join(dir, "etc/group"), unix.S_IFCHR, 0))
 	})
-	stacked := func(r *runtime.Request) { r.Layers.Layers = []layer.Local{baseLayer(t), over, gone} }
+	stacked := func(r *runtime.Request) { r.Layers.Layers = []layer.Local{layertest.Base(t), over, gone} }
 	a, b := w.create(t, stacked), w.create(t, stacked)
 	for _, id := range []dsec.SandboxID{a, b} {
 		w.want(t, id, "cat /opt/tool/a; test -e /etc/group || echo hidden; cat /etc/passwd | wc -l", "over\nhidden\n2\n")
@@ -166,7 +167,7 @@ func TestLayersAreOneImage(t *testing.T) {
 func TestWhatIsNotHereIsNotReadAsZeros(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	l := newLayer(t, func(dir string) error { return os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o644) })
+	l := layertest.New(t, func(dir string) error { return os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o644) })
 	l.DataSize = 1
 	must(t, os.WriteFile(filepath.Join(filepath.Dir(l.Data), layer.PresentFile), nil, 0o600))
 	r := request(t, func(r *runtime.Request) { r.Layers.Layers = append(r.Layers.Layers, l) })

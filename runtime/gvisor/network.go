@@ -9,12 +9,12 @@ import (
 // SetNetwork implements runtime.Networker.
 func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) (generation uint64, err error) {
 	const op = "set network of sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return 0, err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return 0, err
 	}
 	if r.cfg.Network == nil {
@@ -25,7 +25,7 @@ func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Netw
 		return 0, explain(op, sb, err)
 	}
 	defer ns.Close()
-	if generation, err = r.cfg.Network.Change(ctx, sb.id, p, ns.NetNS); err != nil {
+	if generation, err = r.cfg.Network.Change(ctx, sb.ID, p, ns.NetNS); err != nil {
 		return 0, err
 	}
 	rec := *sb.record()
@@ -33,16 +33,16 @@ func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Netw
 	if err := writeRecord(r.dir(id), &rec); err != nil {
 		return 0, dsec.E(dsec.Internal, op, string(id), err)
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	sb.rec = &rec
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	return generation, nil
 }
 
 // Egress implements runtime.Networker.
 func (r *Runtime) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
 	const op = "read egress of sandbox"
-	sb, err := r.live(op, id)
+	sb, err := r.boxes.Live(op, id)
 	if err != nil {
 		return dsec.Egress{}, err
 	}

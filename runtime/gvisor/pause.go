@@ -5,22 +5,23 @@ import (
 	"errors"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Pause freezes a running sandbox; the clocks of its commands stop.
 func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
 	const op = "pause sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return err
 	}
-	sb.mu.Lock()
-	g, paused := sb.group, sb.paused
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	g, paused := sb.group, sb.Paused
+	sb.Mu.Unlock()
 	if paused {
 		return nil
 	}
@@ -29,43 +30,43 @@ func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
 		return explain(op, sb, err)
 	}
 	if err := g.Freeze(ctx); err != nil {
-		return wrap(op, id, errors.Join(err, r.hold.HoldClock(context.WithoutCancel(ctx), name(id), false)))
+		return tier.Wrap(op, id, errors.Join(err, r.hold.HoldClock(context.WithoutCancel(ctx), name(id), false)))
 	}
-	sb.mu.Lock()
-	sb.paused = true
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	sb.Paused = true
+	sb.Mu.Unlock()
 	return nil
 }
 
 // Resume thaws a paused sandbox.
 func (r *Runtime) Resume(ctx context.Context, id dsec.SandboxID) error {
 	const op = "resume sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return err
 	}
-	return wrap(op, id, r.thaw(ctx, sb))
+	return tier.Wrap(op, id, r.thaw(ctx, sb))
 }
 
 func (r *Runtime) thaw(ctx context.Context, sb *sandbox) error {
-	sb.mu.Lock()
-	g, paused := sb.group, sb.paused
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	g, paused := sb.group, sb.Paused
+	sb.Mu.Unlock()
 	if !paused || g == nil {
 		return nil
 	}
 	if err := g.Thaw(ctx); err != nil {
 		return err
 	}
-	if err := r.hold.HoldClock(ctx, name(sb.id), false); err != nil {
+	if err := r.hold.HoldClock(ctx, name(sb.ID), false); err != nil {
 		return err
 	}
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	sb.paused = false
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	sb.Paused = false
 	return nil
 }

@@ -76,19 +76,19 @@ func (r *Runtime) TrySentry(ctx context.Context) (err error) {
 	if err := r.images.empty(); err != nil {
 		return err
 	}
-	sb := r.reserve(dsec.NewSandboxID("probe"))
-	if err := sb.lock(ctx, op); err != nil {
+	sb := r.boxes.Reserve(dsec.NewSandboxID("probe"))
+	if err := sb.Enter(ctx, op); err != nil {
 		return err
 	}
-	defer sb.unlock()
+	defer sb.Leave()
 	defer func() {
 		dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 		defer cancel()
 		err = errors.Join(err, r.remove(dctx, sb))
 	}()
 	spec := dsec.Spec{Limits: dsec.Limits{CPU: 1, Memory: 64 << 20, Pids: 64, Disk: 16 << 20}}
-	b := &build{r: r, sb: sb, name: name(sb.id), quiet: true,
-		rec: &record{Request: runtime.Request{ID: sb.id, Spec: spec}, Image: emptyImage, Begun: time.Now().UTC(), Starts: 1}}
+	b := &build{r: r, sb: sb, name: name(sb.ID), quiet: true,
+		rec: &record{Request: runtime.Request{ID: sb.ID, Spec: spec}, Image: emptyImage, Begun: time.Now().UTC(), Starts: 1}}
 	defer b.close()
 	_, err = lifecycle.Run(ctx, "gvisor.probe", append([]lifecycle.Step{b.state(), b.disk()}, b.instance()...)...)
 	if err != nil {

@@ -1,9 +1,7 @@
 package gvisor
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -11,6 +9,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // recordVersion is the first byte of a state file; see docs/formats/gvisor-state.md.
@@ -34,25 +33,11 @@ type record struct {
 	Last    *runtime.Stats      `json:"last,omitempty"` // when it stopped
 }
 
-var errVersion = errors.New("version")
-
-func (r *record) encode() ([]byte, error) {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return nil, err
-	}
-	return append([]byte{recordVersion, '\n'}, b...), nil
-}
+func (r *record) encode() ([]byte, error) { return tier.EncodeState(recordVersion, r) }
 
 func decodeRecord(b []byte) (*record, error) {
-	if len(b) < 2 || b[1] != '\n' {
-		return nil, errors.New("not a state file")
-	}
-	if b[0] != recordVersion {
-		return nil, fmt.Errorf("%w %q, want %q", errVersion, b[0], recordVersion)
-	}
 	r := &record{}
-	if err := json.Unmarshal(b[2:], r); err != nil {
+	if err := tier.DecodeState(b, recordVersion, r); err != nil {
 		return nil, err
 	}
 	if r.Starts < 1 || r.UID == 0 {
@@ -88,7 +73,7 @@ func readRecord(dir string, id dsec.SandboxID) (*record, error) {
 	}
 	r, err := decodeRecord(b)
 	switch {
-	case errors.Is(err, errVersion):
+	case errors.Is(err, tier.ErrVersion):
 		return nil, dsec.E(dsec.Unsupported, op, string(id), err)
 	case err != nil:
 		return nil, dsec.E(dsec.Corrupt, op, string(id), err)

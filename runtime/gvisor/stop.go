@@ -12,6 +12,7 @@ import (
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/gvisor/inside"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // saveLimit is how long a sentry may take to write down what a sandbox wrote.
@@ -20,7 +21,7 @@ const saveLimit = 2 * time.Minute
 // save ends what runs in an instance and has its upper layer written down.
 func (r *Runtime) save(ctx context.Context, sb *sandbox, shell string, linked bool) error {
 	const op = "save disk of sandbox"
-	p, err := r.own(ctx, shell, sb.id, ownPrefix+"save"+dsec.Random(8), inside.RoleSave, inside.Save{Runsc: runscOf(linked), File: placeDisk + "/" + upperFile})
+	p, err := r.own(ctx, shell, sb.ID, ownPrefix+"save"+dsec.Random(8), inside.RoleSave, inside.Save{Runsc: runscOf(linked), File: placeDisk + "/" + upperFile})
 	if err != nil {
 		return err
 	}
@@ -29,11 +30,11 @@ func (r *Runtime) save(ctx context.Context, sb *sandbox, shell string, linked bo
 	if err == nil && (res.Status != process.Exited || res.ExitCode != 0) {
 		text := r.reason(ctx, p, nil)
 		if strings.Contains(text, "no space left") || strings.Contains(text, "quota exceeded") {
-			return dsec.Errorf(dsec.NoSpace, op, string(sb.id), "%s", text)
+			return dsec.Errorf(dsec.NoSpace, op, string(sb.ID), "%s", text)
 		}
 		err = errors.New(text)
 	}
-	return wrap(op, sb.id, err)
+	return tier.Wrap(op, sb.ID, err)
 }
 
 // conclude ends every process of a sandbox and keeps its disk, as far as there is a
@@ -43,14 +44,14 @@ func (r *Runtime) conclude(ctx context.Context, sb *sandbox) {
 		return
 	}
 	if err := r.endCommands(ctx, sb); err != nil {
-		r.log.Warn("end the commands of a sandbox", "sandbox", sb.id, "err", err)
+		r.log.Warn("end the commands of a sandbox", "sandbox", sb.ID, "err", err)
 	}
-	if err := r.save(ctx, sb, name(sb.id), sb.record().Request.Spec.HasLink()); err != nil {
-		r.log.Warn("what a sandbox wrote since its start is lost", "sandbox", sb.id, "err", err)
+	if err := r.save(ctx, sb, name(sb.ID), sb.record().Request.Spec.HasLink()); err != nil {
+		r.log.Warn("what a sandbox wrote since its start is lost", "sandbox", sb.ID, "err", err)
 	}
 	sb.saved = true
-	if err := r.hold.KillSandbox(ctx, name(sb.id)); err != nil {
-		r.log.Warn("end a sandbox", "sandbox", sb.id, "err", err)
+	if err := r.hold.KillSandbox(ctx, name(sb.ID)); err != nil {
+		r.log.Warn("end a sandbox", "sandbox", sb.ID, "err", err)
 	}
 }
 
@@ -62,7 +63,7 @@ func (r *Runtime) endCommands(ctx context.Context, sb *sandbox) error {
 	}
 	var errs []error
 	for _, s := range known {
-		if s.ID != name(sb.id) {
+		if s.ID != name(sb.ID) {
 			continue
 		}
 		for _, e := range s.Execs {
@@ -82,18 +83,18 @@ func (r *Runtime) endCommands(ctx context.Context, sb *sandbox) error {
 // Stop asks the main process to end, waits for grace, then ends everything.
 func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Duration) error {
 	const op = "stop sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if sb.getPhase() == stopped {
+	defer sb.Leave()
+	if sb.GetPhase() == tier.Stopped {
 		return nil
 	}
 	if err := r.thaw(ctx, sb); err != nil {
-		return wrap(op, id, err)
+		return tier.Wrap(op, id, err)
 	}
-	if grace > 0 && sb.getPhase() == running {
+	if grace > 0 && sb.GetPhase() == tier.Running {
 		r.ask(ctx, sb, grace)
 	}
 	if err := ctx.Err(); err != nil {
@@ -101,18 +102,18 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 	}
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), saveLimit)
 	defer cancel()
-	return wrap(op, id, r.halt(sctx, sb))
+	return tier.Wrap(op, id, r.halt(sctx, sb))
 }
 
 // ask signals the main process and waits for its end; that it does not come is no error.
 func (r *Runtime) ask(ctx context.Context, sb *sandbox, grace time.Duration) {
-	p, err := r.hold.Process(ctx, name(sb.id), mainID)
+	p, err := r.hold.Process(ctx, name(sb.ID), mainID)
 	if err != nil {
 		return
 	}
-	sb.mu.Lock()
-	sb.stopping = true // the end of the main process is what was asked for
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	sb.Stopping = true // the end of the main process is what was asked for
+	sb.Mu.Unlock()
 	gctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	if err := p.Signal(gctx, signalOf(sb.record().Request.Layers.Config.StopSignal)); err != nil {
@@ -123,53 +124,53 @@ func (r *Runtime) ask(ctx context.Context, sb *sandbox, grace time.Duration) {
 
 // halt ends every process and keeps the disk, and what its commands left to be read.
 func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
-	sb.mu.Lock()
-	sb.stopping = true
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	sb.Stopping = true
+	sb.Mu.Unlock()
 	sb.closeServices()
 	r.conclude(ctx, sb)
-	if err := r.hold.KillSandbox(ctx, name(sb.id)); err != nil {
+	if err := r.hold.KillSandbox(ctx, name(sb.ID)); err != nil {
 		return err
 	}
 	last, err := r.sample(ctx, sb)
 	if err != nil {
-		r.log.Warn("sample a sandbox at its end", "sandbox", sb.id, "err", err)
+		r.log.Warn("sample a sandbox at its end", "sandbox", sb.ID, "err", err)
 	}
 	last.Pids = 0
-	if err := r.groups.Remove(ctx, name(sb.id)); err != nil {
+	if err := r.groups.Remove(ctx, name(sb.ID)); err != nil {
 		return err
 	}
-	r.images.Unuse(name(sb.id))
+	r.images.Unuse(name(sb.ID))
 	rec := *sb.record()
 	rec.Stopped, rec.Last = true, &last
-	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
-		return dsec.E(dsec.Internal, "write state of sandbox", string(sb.id), err)
+	if err := writeRecord(r.dir(sb.ID), &rec); err != nil {
+		return dsec.E(dsec.Internal, "write state of sandbox", string(sb.ID), err)
 	}
-	r.acknowledge(sb.id)
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	sb.rec, sb.group, sb.phase, sb.exit, sb.paused, sb.stopping = &rec, nil, stopped, nil, false, false
+	r.ends.Acknowledge(sb.ID)
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	sb.rec, sb.group, sb.Phase, sb.exit, sb.Paused, sb.Stopping = &rec, nil, tier.Stopped, nil, false, false
 	return nil
 }
 
 // Start runs a stopped sandbox again on its disk.
 func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, error) {
 	const op = "start sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return nil, err
 	}
-	defer sb.unlock()
-	switch sb.getPhase() {
-	case running:
+	defer sb.Leave()
+	switch sb.GetPhase() {
+	case tier.Running:
 		return nil, nil
-	case ended: // starting acknowledges the end as stopping does
+	case tier.Ended: // starting acknowledges the end as stopping does
 		if err := r.halt(ctx, sb); err != nil {
-			return nil, wrap(op, id, err)
+			return nil, tier.Wrap(op, id, err)
 		}
 	}
 	if err := r.closeDisk(ctx, sb, true); err != nil {
-		return nil, wrap(op, id, err)
+		return nil, tier.Wrap(op, id, err)
 	}
 	rec := *sb.record()
 	rec.Stopped, rec.Begun, rec.Starts = false, time.Now().UTC(), rec.Starts+1
@@ -178,8 +179,8 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 	sb.beginMaking()
 	took, err := lifecycle.Run(ctx, "gvisor.start", append([]lifecycle.Step{b.restate(), b.reopen()}, b.begin()...)...)
 	if err != nil {
-		sb.setPhase(stopped)
-		return took, wrap(op, id, err)
+		sb.SetPhase(tier.Stopped)
+		return took, tier.Wrap(op, id, err)
 	}
 	return took, nil
 }
@@ -188,11 +189,11 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 func (b *build) restate() lifecycle.Step {
 	was := b.sb.record()
 	set := func(rec *record) error {
-		if err := writeRecord(b.r.dir(b.sb.id), rec); err != nil {
-			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
+		if err := writeRecord(b.r.dir(b.sb.ID), rec); err != nil {
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.ID), err)
 		}
-		b.sb.mu.Lock()
-		defer b.sb.mu.Unlock()
+		b.sb.Mu.Lock()
+		defer b.sb.Mu.Unlock()
 		b.sb.rec = rec
 		return nil
 	}
@@ -211,40 +212,40 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 	if _, _, err := dsec.ParseSandboxID(string(id)); err != nil {
 		return err
 	}
-	sb := r.reserve(id)
+	sb := r.boxes.Reserve(id)
 	// Ends what is in flight before its turn comes; a creation under way is waited for.
 	undo := sb.announceRemoval()
-	if err := sb.lock(ctx, op); err != nil {
+	if err := sb.Enter(ctx, op); err != nil {
 		undo()
 		return err
 	}
-	defer sb.unlock()
-	if !r.current(sb) {
+	defer sb.Leave()
+	if !r.boxes.Current(sb) {
 		return nil // another call destroyed it
 	}
-	sb.setPhase(removing)
+	sb.SetPhase(tier.Removing)
 	sb.closeServices()
 	// Once begun it is finished: a half-destroyed sandbox serves nobody.
 	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 	defer cancel()
-	return wrap(op, id, r.remove(dctx, sb))
+	return tier.Wrap(op, id, r.remove(dctx, sb))
 }
 
 // announceRemoval makes calls into a running sandbox fail from now on. The undo is for a
 // removal that does not get its turn.
 func (sb *sandbox) announceRemoval() (undo func()) {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	was := sb.phase
-	if was != running && was != ended {
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	was := sb.Phase
+	if was != tier.Running && was != tier.Ended {
 		return func() {}
 	}
-	sb.phase = removing
+	sb.Phase = tier.Removing
 	return func() {
-		sb.mu.Lock()
-		defer sb.mu.Unlock()
-		if sb.phase == removing {
-			sb.phase = was
+		sb.Mu.Lock()
+		defer sb.Mu.Unlock()
+		if sb.Phase == tier.Removing {
+			sb.Phase = was
 		}
 	}
 }
@@ -252,18 +253,18 @@ func (sb *sandbox) announceRemoval() (undo func()) {
 // remove is all the undos of creation, by name. The state goes last, when nothing else is
 // left, and only then the uid range is free.
 func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
-	id, rec := name(sb.id), sb.record()
+	id, rec := name(sb.ID), sb.record()
 	errs := []error{r.closeDisk(ctx, sb, false), r.hold.RemoveSandbox(ctx, id), r.groups.Remove(ctx, id)}
 	r.images.Unuse(id)
 	errs = append(errs, r.disks.Remove(ctx, id))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := r.removeState(sb.id); err != nil {
+	if err := r.removeState(sb.ID); err != nil {
 		return err
 	}
 	if rec != nil {
-		r.uids.Give(rec.UID, sb.id)
+		r.uids.Give(rec.UID, sb.ID)
 	}
 	r.forget(sb)
 	return nil
@@ -271,12 +272,12 @@ func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 
 // sample reads what a sandbox uses, or used before it stopped.
 func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error) {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	g, rec := sb.group, sb.rec
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	var s runtime.Stats
 	if rec == nil {
-		return s, dsec.E(dsec.SandboxGone, "sample sandbox", string(sb.id), os.ErrNotExist)
+		return s, dsec.E(dsec.SandboxGone, "sample sandbox", string(sb.ID), os.ErrNotExist)
 	}
 	if rec.Last != nil {
 		s = *rec.Last
@@ -290,7 +291,7 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 		s = runtime.Stats{CPU: c.CPU, Throttled: c.Throttled, Memory: c.Memory, MemoryPeak: c.MemoryPeak, OOMKills: c.OOMKills}
 	}
 	s.MemoryLimit, s.PidsLimit, s.DiskLimit = limits.Memory, limits.Pids, limits.Disk
-	u, err := r.disks.Usage(ctx, name(sb.id))
+	u, err := r.disks.Usage(ctx, name(sb.ID))
 	s.Disk = u.Used
 	return s, err
 }
@@ -299,15 +300,15 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 // processes are those inside, its PID 1 and helpers of ours among them.
 func (r *Runtime) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error) {
 	const op = "sample sandbox"
-	sb, err := r.findInside(op, id)
+	sb, err := r.boxes.FindInside(op, id)
 	if err != nil {
 		return runtime.Stats{}, err
 	}
 	s, err := r.sample(ctx, sb)
-	if err == nil && sb.getPhase() == running && !sb.isPaused() {
+	if err == nil && sb.GetPhase() == tier.Running && !sb.IsPaused() {
 		s.Pids, err = r.processes(ctx, sb)
 	}
-	return s, wrap(op, id, err)
+	return s, tier.Wrap(op, id, err)
 }
 
 // processes counts those inside.

@@ -2,7 +2,6 @@ package gvisor
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -27,13 +26,12 @@ import (
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if base.dir != "" {
-		_ = os.RemoveAll(base.dir)
-	}
+	layertest.Remove()
 	os.Exit(code)
 }
 
@@ -234,114 +232,12 @@ func must(t testing.TB, err error) {
 	}
 }
 
-var base struct {
-	sync.Once
-	dir string
-	l   layer.Local
-	err error
-}
-
-// baseLayer is a layer with busybox, made once.
-func baseLayer(t testing.TB) layer.Local {
-	t.Helper()
-	base.Do(func() {
-		base.dir, base.err = os.MkdirTemp("", "dsec-gvisor-test-")
-		if base.err == nil {
-			base.l, base.err = buildLayer(base.dir, fillBase)
-		}
-	})
-	must(t, base.err)
-	return base.l
-}
-
-const applets = `sh cat echo false head id kill mkdir nc printf pwd rm seq setsid sleep tail test true yes ls stat mknod dd env ps
-	nproc hostname touch mount umount ln mv chmod chown sync wc grep sed tr dmesg ip ping readlink tty stty cp du chroot od cut sort uname find`
-
-func fillBase(dir string) error {
-	busybox, err := os.ReadFile("/bin/busybox")
-	if err != nil {
-		return fmt.Errorf("Debian's busybox-static is needed: %w", err)
-	}
-	for _, d := range []struct {
-		name string
-		mode os.FileMode
-	}{{"bin", 0o755}, {"etc", 0o755}, {"tmp", 0o777 | os.ModeSticky}, {"root", 0o700}, {"home", 0o755}, {"home/user", 0o755}, {"proc", 0o755}, {"sys", 0o755}} {
-		if err := os.Mkdir(filepath.Join(dir, d.name), 0o755); err != nil {
-			return err
-		}
-		if err := os.Chmod(filepath.Join(dir, d.name), d.mode); err != nil {
-			return err
-		}
-	}
-	for name, content := range map[string]string{
-		"etc/passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n",
-		"etc/group":  "root:x:0:\nuser:x:1000:\nextra:x:1234:user\n",
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
-			return err
-		}
-	}
-	if err := os.WriteFile(filepath.Join(dir, "bin/busybox"), busybox, 0o755); err != nil {
-		return err
-	}
-	for _, a := range strings.Fields(applets) {
-		if err := os.Symlink("busybox", filepath.Join(dir, "bin", a)); err != nil {
-			return err
-		}
-	}
-	return os.Chown(filepath.Join(dir, "home/user"), 1000, 1000)
-}
-
-func buildLayer(tmp string, fill func(dir string) error) (layer.Local, error) {
-	tree, meta, data := filepath.Join(tmp, "tree"), filepath.Join(tmp, "meta"), filepath.Join(tmp, "data")
-	if err := os.Mkdir(tree, 0o755); err != nil {
-		return layer.Local{}, err
-	}
-	if err := fill(tree); err != nil {
-		return layer.Local{}, err
-	}
-	if err := convert(tree, meta, data); err != nil {
-		return layer.Local{}, err
-	}
-	sum := sha256.Sum256([]byte(tmp))
-	l := layer.Local{Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sum))}, Meta: meta, Data: data}
-	if st, err := os.Stat(data); err == nil && st.Size() == 0 {
-		l.Data = "" // as a store has it
-	}
-	return l, os.RemoveAll(tree)
-}
-
-// convert makes the two files of a layer of a tree.
-func convert(tree, meta, data string) (err error) {
-	var f image.Files
-	if f.Meta, err = os.Create(meta); err != nil {
-		return err
-	}
-	defer f.Meta.Close()
-	if f.Data, err = os.Create(data); err != nil {
-		return err
-	}
-	defer f.Data.Close()
-	loc, err := image.Locate("dir:" + tree)
-	if err == nil {
-		_, err = image.Convert(context.Background(), loc, f, image.Options{})
-	}
-	return err
-}
-
-func newLayer(t testing.TB, fill func(dir string) error) layer.Local {
-	t.Helper()
-	l, err := buildLayer(t.TempDir(), fill)
-	must(t, err)
-	return l
-}
-
 // request is one for an idle sandbox, changed by f.
 func request(t testing.TB, f ...func(*runtime.Request)) runtime.Request {
 	id := dsec.NewSandboxID("t")
 	r := runtime.Request{ID: id, Spec: dsec.Spec{Tier: dsec.TierContainer, Image: "base:test", Network: dsec.NetworkNone,
 		Limits: dsec.Limits{CPU: 1, CPUWeight: 100, Memory: 256 << 20, Pids: 128, Disk: 64 << 20, Output: 64 << 20}, OOM: dsec.OOMSandbox},
-		Layers: layer.Set{Lease: string(id), Layers: []layer.Local{baseLayer(t)}, Config: image.Config{Env: []string{"FROM=image"}}}}
+		Layers: layer.Set{Lease: string(id), Layers: []layer.Local{layertest.Base(t)}, Config: image.Config{Env: []string{"FROM=image"}}}}
 	for _, g := range f {
 		g(&r)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // adoptTime is how long the taking over of one machine may take.
@@ -72,7 +73,7 @@ func (r *Runtime) adopt(ctx context.Context) error {
 		}
 		switch {
 		case err == nil:
-		case errors.Is(err, errVersion):
+		case errors.Is(err, tier.ErrVersion):
 			return err
 		default:
 			endStray(ctx, keeper, string(id))
@@ -104,15 +105,15 @@ func endStray(ctx context.Context, keeper vmm.Adopter, name string) {
 // lose gives up a sandbox that cannot be taken over: one is not worth the node.
 func (r *Runtime) lose(id dsec.SandboxID, err error) {
 	r.log.Error("sandbox of an earlier process cannot be taken over", "sandbox", id, "err", err)
-	sb := r.reserve(id)
-	sb.setPhase(running)
+	sb := r.boxes.Reserve(id)
+	sb.SetPhase(tier.Running)
 	r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform,
 		Evidence: []string{"the node agent restarted and could not take the sandbox over: " + err.Error()}})
 }
 
 func (r *Runtime) adoptOne(ctx context.Context, keeper vmm.Adopter, id dsec.SandboxID, machines map[string]bool) error {
 	rec, err := readRecord(r.dir(id), id)
-	sb := r.reserve(id)
+	sb := r.boxes.Reserve(id)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, dsec.Corrupt.Err()) {
 		// Killed in its first step, or the machine lost power, and then its disk is garbage too.
 		r.log.Error("remove a sandbox whose state is broken", "sandbox", id, "err", err)
@@ -128,7 +129,7 @@ func (r *Runtime) adoptOne(ctx context.Context, keeper vmm.Adopter, id dsec.Sand
 		if machines[string(id)] {
 			endStray(ctx, keeper, string(id))
 		}
-		sb.phase, sb.exit = ended, x
+		sb.Phase, sb.exit = tier.Ended, x
 		r.report(sb, *x)
 		return nil
 	}
@@ -137,14 +138,14 @@ func (r *Runtime) adoptOne(ctx context.Context, keeper vmm.Adopter, id dsec.Sand
 		if machines[string(id)] { // which is on disk as a whole
 			endStray(ctx, keeper, string(id))
 		}
-		sb.phase, sb.paused, sb.suspended = running, true, make(chan struct{})
+		sb.Phase, sb.Paused, sb.suspended = tier.Running, true, make(chan struct{})
 		r.putAway(ctx, sb)
 		return nil
 	case rec.Stopped:
 		if machines[string(id)] {
 			endStray(ctx, keeper, string(id))
 		}
-		sb.phase = stopped
+		sb.Phase = tier.Stopped
 		return errors.Join(r.groups.Remove(ctx, shared(id)), r.hold.Drop(ctx, netName(id)))
 	case ready && machines[string(id)]:
 		return r.adoptRunning(ctx, keeper, sb)
@@ -173,19 +174,19 @@ func (r *Runtime) sweepMemory(rec *record) {
 // drop removes a sandbox of which there may be a machine that nobody owns.
 func (r *Runtime) drop(ctx context.Context, keeper vmm.Adopter, sb *sandbox) error {
 	if keeper != nil {
-		endStray(ctx, keeper, string(sb.id))
+		endStray(ctx, keeper, string(sb.ID))
 	}
 	return r.remove(ctx, sb)
 }
 
 // undoStart brings a sandbox whose start was killed half-way back to stopped.
 func (r *Runtime) undoStart(ctx context.Context, keeper vmm.Adopter, sb *sandbox) error {
-	r.log.Info("undo a half-made start", "sandbox", sb.id)
-	endStray(ctx, keeper, string(sb.id))
-	if err := errors.Join(r.groups.Remove(ctx, shared(sb.id)), r.hold.Drop(ctx, netName(sb.id))); err != nil {
+	r.log.Info("undo a half-made start", "sandbox", sb.ID)
+	endStray(ctx, keeper, string(sb.ID))
+	if err := errors.Join(r.groups.Remove(ctx, shared(sb.ID)), r.hold.Drop(ctx, netName(sb.ID))); err != nil {
 		return err
 	}
-	sb.phase = stopped
+	sb.Phase = tier.Stopped
 	return r.rewrite(sb, func(rec *record) { rec.Stopped, rec.Lease = true, nil })
 }
 
@@ -193,15 +194,15 @@ func (r *Runtime) undoStart(ctx context.Context, keeper vmm.Adopter, sb *sandbox
 func (r *Runtime) adoptRunning(ctx context.Context, keeper vmm.Adopter, sb *sandbox) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, adoptTime)
 	defer cancel()
-	if sb.group, err = r.groups.Group(shared(sb.id)); err != nil {
+	if sb.group, err = r.groups.Group(shared(sb.ID)); err != nil {
 		return err
 	}
-	m, err := keeper.Adopt(ctx, string(sb.id))
+	m, err := keeper.Adopt(ctx, string(sb.ID))
 	if err == nil {
 		err = m.Resume(ctx)
 	}
 	if err != nil {
-		sb.phase = running
+		sb.Phase = tier.Running
 		x := runtime.Exit{Cause: dsec.CauseUnknown, By: dsec.InducedByUnknown, Evidence: []string{"its machine ended while the node agent did not run: " + err.Error()}}
 		switch {
 		case sb.rec.Begun.Before(r.hold.Info().Started):
@@ -213,21 +214,21 @@ func (r *Runtime) adoptRunning(ctx context.Context, keeper vmm.Adopter, sb *sand
 		r.end(sb, x)
 		return nil
 	}
-	sb.machine, sb.phase = m, running
+	sb.machine, sb.Phase = m, tier.Running
 	c, err := r.session(ctx, sb)
 	if err != nil { // whatever class the guest has given it
-		err = dsec.E(dsec.Unavailable, "take over", string(sb.id), err)
+		err = dsec.E(dsec.Unavailable, "take over", string(sb.ID), err)
 	}
 	if err == nil && c.Hello().State == guest.Fresh { // it began anew, which is none of the sandbox that was
-		err = dsec.Errorf(dsec.Unavailable, "take over", string(sb.id), "its guest has started again")
+		err = dsec.Errorf(dsec.Unavailable, "take over", string(sb.ID), "its guest has started again")
 	}
 	if err != nil {
 		return errors.Join(err, sb.endMachine(context.WithoutCancel(ctx)))
 	}
-	sb.paused = c.Hello().State == guest.Frozen
+	sb.Paused = c.Hello().State == guest.Frozen
 	if r.cfg.Network != nil && sb.rec.Request.Spec.HasLink() {
-		if err := r.cfg.Network.Restore(ctx, sb.id, sb.rec.policy()); err != nil { // what is in force stays so
-			r.log.Warn("names of a running sandbox cannot be asked for", "sandbox", sb.id, "err", err)
+		if err := r.cfg.Network.Restore(ctx, sb.ID, sb.rec.policy()); err != nil { // what is in force stays so
+			r.log.Warn("names of a running sandbox cannot be asked for", "sandbox", sb.ID, "err", err)
 		}
 	}
 	r.watch(sb, m)
@@ -274,7 +275,6 @@ func (r *Runtime) removeStrays(ctx context.Context) error {
 }
 
 func (r *Runtime) isOurs(id string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.sandboxes[dsec.SandboxID(id)] != nil
+	_, ok := r.boxes.Get(dsec.SandboxID(id))
+	return ok
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/qemu"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // The numbers of bench/RESULTS.md: DSEC_BENCH=1 go test -run TestNumbers -v ./runtime/microvm
@@ -126,7 +127,7 @@ const (
 // imageOf is a layer of 312 MiB in 5,000 files.
 func imageOf(t *testing.T) layer.Local {
 	t.Helper()
-	l, err := buildLayer(t.TempDir(), func(dir string) error {
+	l, err := layertest.Build(t.TempDir(), func(dir string) error {
 		for i := range imageFiles {
 			sub := filepath.Join(dir, "tree", fmt.Sprint(i%50))
 			b := make([]byte, imageFile)

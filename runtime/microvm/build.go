@@ -1,7 +1,7 @@
 package microvm
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +19,7 @@ import (
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // build is a sandbox on its way to running.
@@ -50,19 +51,19 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 	if err := r.check(op, &req); err != nil {
 		return nil, err
 	}
-	sb := r.reserve(req.ID)
-	if err := sb.lock(ctx, op); err != nil {
+	sb := r.boxes.Reserve(req.ID)
+	if err := sb.Enter(ctx, op); err != nil {
 		return nil, err
 	}
-	defer sb.unlock()
-	if !r.current(sb) { // destroyed while we waited
+	defer sb.Leave()
+	if !r.boxes.Current(sb) { // destroyed while we waited
 		return nil, dsec.Errorf(dsec.Conflict, op, string(req.ID), "destroyed by another call")
 	}
 	if rec := sb.record(); rec != nil {
-		if sb.getPhase() == removing {
+		if sb.GetPhase() == tier.Removing {
 			return nil, dsec.Errorf(dsec.Conflict, op, string(req.ID), "one of that id is being removed")
 		}
-		return nil, sameRequest(op, rec.Request, req)
+		return nil, tier.SameRequest(op, rec.Request, req)
 	}
 	select {
 	case r.slots <- struct{}{}:
@@ -81,7 +82,7 @@ func (r *Runtime) Create(ctx context.Context, req runtime.Request) ([]dsec.Step,
 	took, err := lifecycle.Run(ctx, "microvm.create", steps...)
 	if err != nil {
 		r.forget(sb)
-		return took, wrap(op, req.ID, err)
+		return took, tier.Wrap(op, req.ID, err)
 	}
 	return took, nil
 }
@@ -117,40 +118,25 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 	return nil
 }
 
-func sameRequest(op string, was, now runtime.Request) error {
-	a, err := (&record{Request: was}).encode()
-	if err != nil {
-		return dsec.E(dsec.Internal, op, string(now.ID), err)
-	}
-	b, err := (&record{Request: now}).encode()
-	if err != nil {
-		return dsec.E(dsec.Internal, op, string(now.ID), err)
-	}
-	if !bytes.Equal(a, b) {
-		return dsec.Errorf(dsec.Conflict, op, string(now.ID), "it exists and was asked for differently")
-	}
-	return nil
-}
-
 // state writes down what was asked for, before anything else exists.
 func (b *build) state() lifecycle.Step {
 	return lifecycle.Step{Name: "state", Do: func(context.Context) error {
-		dir := b.r.dir(b.sb.id)
+		dir := b.r.dir(b.sb.ID)
 		err := os.Mkdir(dir, 0o700)
 		if err == nil {
 			err = writeRecord(dir, b.rec)
 		}
 		if err != nil {
-			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), errors.Join(err, os.RemoveAll(dir)))
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.ID), errors.Join(err, os.RemoveAll(dir)))
 		}
 		b.setRecord(b.rec)
 		return nil
-	}, Undo: func(context.Context) error { return b.r.removeState(b.sb.id) }}
+	}, Undo: func(context.Context) error { return b.r.removeState(b.sb.ID) }}
 }
 
 func (b *build) setRecord(rec *record) {
-	b.sb.mu.Lock()
-	defer b.sb.mu.Unlock()
+	b.sb.Mu.Lock()
+	defer b.sb.Mu.Unlock()
 	b.sb.rec = rec
 }
 
@@ -164,7 +150,7 @@ func (r *Runtime) removeState(id dsec.SandboxID) error {
 func shared(id dsec.SandboxID) string { return Prefix + string(id) }
 
 func (b *build) newDisk() lifecycle.Step {
-	name := shared(b.sb.id)
+	name := shared(b.sb.ID)
 	return lifecycle.Step{Name: "disk", Do: func(ctx context.Context) error {
 		if err := checkShape(b.rec.Request.Spec, len(b.rec.Request.Layers.Layers)); err != nil {
 			return err
@@ -181,14 +167,14 @@ func (b *build) begin() []lifecycle.Step {
 			return err
 		}},
 		{Name: "layers", Do: b.back},
-		{Name: "cgroup", Do: func(context.Context) error { return b.cgroup(shared(b.sb.id)) },
+		{Name: "cgroup", Do: func(context.Context) error { return b.cgroup(shared(b.sb.ID)) },
 			Undo: func(ctx context.Context) error {
-				b.sb.mu.Lock()
+				b.sb.Mu.Lock()
 				b.sb.group = nil
-				b.sb.mu.Unlock()
-				return b.r.groups.Remove(ctx, shared(b.sb.id))
+				b.sb.Mu.Unlock()
+				return b.r.groups.Remove(ctx, shared(b.sb.ID))
 			}},
-		{Name: "network", Do: b.network, Undo: func(ctx context.Context) error { return b.r.hold.Drop(ctx, netName(b.sb.id)) }},
+		{Name: "network", Do: b.network, Undo: func(ctx context.Context) error { return b.r.hold.Drop(ctx, netName(b.sb.ID)) }},
 		{Name: "machine", Do: b.machine, Undo: b.sb.endMachine},
 		{Name: "resume", Do: func(ctx context.Context) error { return b.r.begin(ctx, b.sb, b.rec) }},
 		{Name: "root", Do: b.mount},
@@ -214,9 +200,9 @@ func (b *build) cgroup(name string) error {
 	if err != nil {
 		return err
 	}
-	b.sb.mu.Lock()
+	b.sb.Mu.Lock()
 	b.sb.group = g
-	b.sb.mu.Unlock()
+	b.sb.Mu.Unlock()
 	return nil
 }
 
@@ -230,20 +216,20 @@ func (b *build) network(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err = writeRecord(b.r.dir(b.sb.id), b.rec); err != nil { // the next process tells the guest of it
-		err = errors.Join(dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err), b.r.hold.Drop(context.WithoutCancel(ctx), netName(b.sb.id)))
+	if err = writeRecord(b.r.dir(b.sb.ID), b.rec); err != nil { // the next process tells the guest of it
+		err = errors.Join(dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.ID), err), b.r.hold.Drop(context.WithoutCancel(ctx), netName(b.sb.ID)))
 	}
 	return err
 }
 
 func (b *build) machine(ctx context.Context) error {
-	m, err := b.r.clone(ctx, b.machinery, b.layers, cloneOf{name: string(b.sb.id), disk: shared(b.sb.id), tap: b.tap})
+	m, err := b.r.clone(ctx, b.machinery, b.layers, cloneOf{name: string(b.sb.ID), disk: shared(b.sb.ID), tap: b.tap})
 	if err != nil {
 		return err
 	}
-	b.sb.mu.Lock()
+	b.sb.Mu.Lock()
 	b.sb.machine = m
-	b.sb.mu.Unlock()
+	b.sb.Mu.Unlock()
 	return nil
 }
 
@@ -276,7 +262,7 @@ func (b *build) mount(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, mountTime)
 	defer cancel()
 	m := mountOf(b.rec)
-	for _, dir := range []string{path.Join("/", b.rec.Request.Layers.Config.Workdir), first(b.rec.Request.Spec.Workdir, "/")} {
+	for _, dir := range []string{path.Join("/", b.rec.Request.Layers.Config.Workdir), cmp.Or(b.rec.Request.Spec.Workdir, "/")} {
 		if dir != "/" {
 			m.Dirs = append(m.Dirs, dir)
 		}
@@ -307,22 +293,10 @@ func mountOf(rec *record) guest.Mount {
 	m.Mounts = append(m.Mounts, guest.FileSystem{FSType: "ext4", Source: "disk:0", Target: "disk", Options: []string{"noatime", "discard"}})
 	m.Overlay.Upper, m.Overlay.Work = "disk/upper", "disk/work"
 	spec, image := rec.Request.Spec, rec.Request.Layers.Config
-	env := slices.Clone(image.Env)
-	for k, v := range netpolicy.MirrorEnvironment(rec.policy()) {
-		env = append(env, k+"="+v)
-	}
-	m.Defaults = guest.Defaults{User: first(spec.User, image.User), Cwd: first(spec.Workdir, path.Join("/", image.Workdir)), ImageEnv: env, Env: spec.Env}
+	m.Defaults = guest.Defaults{User: cmp.Or(spec.User, image.User), Cwd: cmp.Or(spec.Workdir, path.Join("/", image.Workdir)),
+		ImageEnv: netpolicy.WithMirror(image.Env, rec.policy()), Env: spec.Env}
 	m.Limits = guest.Limits{Memory: spec.Limits.Memory, Pids: spec.Limits.Pids, Spool: spoolSize(spec.Limits)}
 	return m
-}
-
-func first(s ...string) string {
-	for _, v := range s {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
 }
 
 const mainID = "main"
@@ -346,8 +320,8 @@ func (b *build) main(ctx context.Context) error {
 func (b *build) done(context.Context) error {
 	rec := *b.rec
 	rec.Ready = rec.Starts
-	if err := writeRecord(b.r.dir(b.sb.id), &rec); err != nil {
-		return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
+	if err := writeRecord(b.r.dir(b.sb.ID), &rec); err != nil {
+		return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.ID), err)
 	}
 	b.r.isRunning(b.sb, &rec)
 	return nil
@@ -355,11 +329,11 @@ func (b *build) done(context.Context) error {
 
 // isRunning marks a sandbox so, and watches it.
 func (r *Runtime) isRunning(sb *sandbox, rec *record) {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	early := sb.early
-	sb.rec, sb.phase, sb.exit, sb.early = rec, running, nil, nil
+	sb.rec, sb.Phase, sb.exit, sb.early = rec, tier.Running, nil, nil
 	m := sb.machine
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	r.watch(sb, m)
 	if early != nil {
 		r.end(sb, *early)

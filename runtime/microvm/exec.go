@@ -13,6 +13,7 @@ import (
 	"github.com/opendsec/dsec/confine"
 	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // startLimit is how long the start of a command may take.
@@ -21,14 +22,14 @@ const startLimit = 45 * time.Second
 // Exec starts a command. A context that ends while it starts does not stop it.
 func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error) {
 	const op = "exec in sandbox"
-	sb, err := r.live(op, id)
+	sb, err := r.boxes.Live(op, id)
 	if err != nil {
 		return nil, err
 	}
 	if s.ID == "" {
 		s.ID = dsec.Random(20)
 	}
-	if sb.isPaused() {
+	if sb.IsPaused() {
 		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "the sandbox is paused")
 	}
 	if err := ctx.Err(); err != nil {
@@ -48,10 +49,10 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 // start makes of a command's spec what the guest needs and starts it.
 func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (process.Process, error) {
 	if len(s.Argv) == 0 || s.Argv[0] == "" {
-		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.id), "no program")
+		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.ID), "no program")
 	}
 	if s.Cwd != "" && !path.IsAbs(s.Cwd) {
-		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.id), "working directory %s is not absolute", dsec.Quote(s.Cwd))
+		return nil, dsec.Errorf(dsec.Invalid, "exec in sandbox", string(sb.ID), "working directory %s is not absolute", dsec.Quote(s.Cwd))
 	}
 	c, err := r.session(ctx, sb)
 	if err != nil {
@@ -59,7 +60,7 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	}
 	rec := sb.record()
 	if rec == nil {
-		return nil, dsec.Errorf(dsec.SandboxGone, "exec in sandbox", string(sb.id), "the sandbox has ended")
+		return nil, dsec.Errorf(dsec.SandboxGone, "exec in sandbox", string(sb.ID), "the sandbox has ended")
 	}
 	spec := rec.Request.Spec
 	profile, err := confine.ParseProfile(spec.Profile)
@@ -83,7 +84,7 @@ func capsOf(p confine.Profile) uint64 {
 // Process finds a command that runs or waits for Release.
 func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (process.Process, error) {
 	const op = "find command in sandbox"
-	sb, err := r.live(op, id)
+	sb, err := r.boxes.Live(op, id)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +119,7 @@ func (r *Runtime) execs(ctx context.Context, sb *sandbox) []string {
 	}
 	ids, err := c.List(ctx)
 	if err != nil {
-		r.log.Warn("list commands of a sandbox", "sandbox", sb.id, "err", err)
+		r.log.Warn("list commands of a sandbox", "sandbox", sb.ID, "err", err)
 	}
 	return ids
 }
@@ -158,7 +159,7 @@ func (c *command) do(ctx context.Context, fn func(process.Process) error) error 
 			p = c.Process
 		}
 		err := fn(p)
-		if dsec.ClassOf(err) != dsec.Unavailable || again == mostBroken || c.sb.getPhase() != running {
+		if dsec.ClassOf(err) != dsec.Unavailable || again == mostBroken || c.sb.GetPhase() != tier.Running {
 			return c.translate(err)
 		}
 		if werr := c.sb.awake(ctx); werr != nil {
@@ -214,7 +215,7 @@ func (r *reader) Next(ctx context.Context) (process.Chunk, error) {
 			r.offset = chunk.Offset + int64(len(chunk.Data))
 			return chunk, nil
 		}
-		if dsec.ClassOf(err) != dsec.Unavailable || again == mostBroken || r.c.sb.getPhase() != running {
+		if dsec.ClassOf(err) != dsec.Unavailable || again == mostBroken || r.c.sb.GetPhase() != tier.Running {
 			return chunk, r.c.translate(err)
 		}
 		_ = now.Close()
@@ -286,8 +287,8 @@ func (c *command) Wait(ctx context.Context) (res process.Result, err error) {
 		res, err = p.Wait(ctx)
 		return err
 	})
-	if p := c.sb.getPhase(); err == nil && res.Status == process.Killed && (p == removing || p == absent) {
-		return res, dsec.Errorf(dsec.SandboxGone, "wait for command in sandbox", string(c.sb.id), "the sandbox ended during the call")
+	if p := c.sb.GetPhase(); err == nil && res.Status == process.Killed && (p == tier.Removing || p == tier.Absent) {
+		return res, dsec.Errorf(dsec.SandboxGone, "wait for command in sandbox", string(c.sb.ID), "the sandbox ended during the call")
 	}
 	return res, err
 }

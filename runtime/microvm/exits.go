@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // A guest whose sessions break is greeted again so often before its sandbox is given up.
@@ -26,29 +26,7 @@ const (
 )
 
 // Exits tells of ends that nobody asked for.
-func (r *Runtime) Exits() <-chan runtime.Exit { return r.exits }
-
-// sendExits hands what is in unsent to the receiver.
-func (r *Runtime) sendExits() {
-	for {
-		r.mu.Lock()
-		next := &runtime.Exit{}
-		var to chan<- runtime.Exit // nil: nothing to send, and a nil channel is never ready
-		if len(r.unsent) > 0 {
-			next, to = r.unsent[0], r.exits
-		}
-		r.mu.Unlock()
-		select {
-		case to <- *next:
-			r.mu.Lock()
-			r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x == next })
-			r.mu.Unlock()
-		case <-r.wake: // it grew, or what is first was acknowledged
-		case <-r.life.Done():
-			return
-		}
-	}
-}
+func (r *Runtime) Exits() <-chan runtime.Exit { return r.ends.C() }
 
 // watch ends a sandbox with its machine, its PID 1 or its main command.
 func (r *Runtime) watch(sb *sandbox, m vmm.VM) {
@@ -64,9 +42,9 @@ func (r *Runtime) watch(sb *sandbox, m vmm.VM) {
 
 // owns reports whether a machine is still the one of a sandbox that runs.
 func (sb *sandbox) owns(m vmm.VM) bool {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	return sb.machine == m && sb.phase == running && !sb.stopping
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	return sb.machine == m && sb.Phase == tier.Running && !sb.Stopping
 }
 
 // attend asks the guest to tell of its end, by session after session.
@@ -93,7 +71,7 @@ func (r *Runtime) attend(sb *sandbox, m vmm.VM) {
 		if r.life.Err() != nil || !sb.owns(m) {
 			return
 		}
-		r.log.Warn("a guest broke its session", "sandbox", sb.id, "err", err)
+		r.log.Warn("a guest broke its session", "sandbox", sb.ID, "err", err)
 		if broken++; broken > mostBroken {
 			r.end(sb, runtime.Exit{Cause: dsec.CauseAgentDamage, By: dsec.InducedBySelf, Evidence: []string{"the agent in its machine does not answer as it should: " + err.Error()}})
 			return
@@ -166,7 +144,7 @@ func (r *Runtime) initEnd(sb *sandbox, c *guest.Client, why string) runtime.Exit
 
 // machineEnded says why a machine is gone.
 func (r *Runtime) machineEnded(sb *sandbox, m vmm.VM) {
-	if r.life.Err() != nil || !sb.owns(m) && sb.getPhase() != making {
+	if r.life.Err() != nil || !sb.owns(m) && sb.GetPhase() != tier.Making {
 		return
 	}
 	err := m.Err()
@@ -174,9 +152,9 @@ func (r *Runtime) machineEnded(sb *sandbox, m vmm.VM) {
 		err = errors.New("the machine was ended")
 	}
 	x := runtime.Exit{Cause: dsec.CauseUnknown, By: dsec.InducedByUnknown, Evidence: []string{err.Error()}}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	g := sb.group
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	var killed int64
 	if g != nil {
 		if s, err := g.Stats(); err == nil {
@@ -215,21 +193,21 @@ func (r *Runtime) holdIsGone() bool {
 // false if the sandbox did not run, or is being ended anyway. The end of one that is still being
 // made is kept until it is made.
 func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
-	x.ID = sb.id
-	sb.mu.Lock()
-	if sb.phase == making {
+	x.ID = sb.ID
+	sb.Mu.Lock()
+	if sb.Phase == tier.Making {
 		sb.early = &x
-		sb.mu.Unlock()
+		sb.Mu.Unlock()
 		return true
 	}
-	if sb.phase != running || sb.stopping {
-		sb.mu.Unlock()
+	if sb.Phase != tier.Running || sb.Stopping {
+		sb.Mu.Unlock()
 		return false
 	}
-	sb.phase, sb.exit = ended, &x
-	sb.mu.Unlock()
-	if err := writeExit(r.dir(sb.id), x); err != nil {
-		r.log.Warn("note the end of a sandbox", "sandbox", sb.id, "err", err)
+	sb.Phase, sb.exit = tier.Ended, &x
+	sb.Mu.Unlock()
+	if err := writeExit(r.dir(sb.ID), x); err != nil {
+		r.log.Warn("note the end of a sandbox", "sandbox", sb.ID, "err", err)
 	}
 	r.report(sb, x)
 	return true
@@ -237,10 +215,7 @@ func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
 
 // report tells of an end, and has what is left of the machine ended.
 func (r *Runtime) report(sb *sandbox, x runtime.Exit) {
-	r.mu.Lock()
-	r.unsent = append(r.unsent, &x)
-	r.mu.Unlock()
-	r.kick()
+	r.ends.Report(x)
 	r.tasks.Go(func() { r.finish(sb) })
 }
 
@@ -248,29 +223,14 @@ func (r *Runtime) report(sb *sandbox, x runtime.Exit) {
 func (r *Runtime) finish(sb *sandbox) {
 	ctx, cancel := context.WithTimeout(r.life, 2*lifecycle.UndoLimit)
 	defer cancel()
-	if sb.lock(ctx, "end machine of sandbox") != nil {
+	if sb.Enter(ctx, "end machine of sandbox") != nil {
 		return // closed; the next process does it
 	}
-	defer sb.unlock()
-	if sb.getPhase() != ended {
+	defer sb.Leave()
+	if sb.GetPhase() != tier.Ended {
 		return
 	}
 	if err := r.powerOff(ctx, sb, 0); err != nil && ctx.Err() == nil {
-		r.log.Warn("end the machine of a sandbox", "sandbox", sb.id, "err", err)
-	}
-}
-
-// acknowledge drops the report of a sandbox that was not received yet.
-func (r *Runtime) acknowledge(id dsec.SandboxID) {
-	r.mu.Lock()
-	r.unsent = slices.DeleteFunc(r.unsent, func(x *runtime.Exit) bool { return x.ID == id })
-	r.mu.Unlock()
-	r.kick()
-}
-
-func (r *Runtime) kick() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
+		r.log.Warn("end the machine of a sandbox", "sandbox", sb.ID, "err", err)
 	}
 }

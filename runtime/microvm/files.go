@@ -11,6 +11,7 @@ import (
 	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // diskIdle is how long the machine stays that serves the files of a sandbox which does not
@@ -29,7 +30,7 @@ type service struct {
 // machine without a network that lives as long as somebody uses it.
 func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error) {
 	const op = "open files of sandbox"
-	sb, err := r.findInside(op, id)
+	sb, err := r.boxes.FindInside(op, id)
 	if err != nil {
 		return nil, err
 	}
@@ -37,9 +38,9 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	s := sb.services[user]
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if s != nil && s.c == c {
 		return s, nil
 	}
@@ -48,13 +49,13 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 		return nil, r.explain(op, sb, err)
 	}
 	s = &service{fs, r, sb, c}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	if sb.services == nil {
 		sb.services = map[string]*service{}
 	}
 	was := sb.services[user]
 	sb.services[user] = s
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if was != nil && was.c != c {
 		_ = was.Close()
 	}
@@ -63,26 +64,26 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 
 // reach returns the session by which a sandbox's files are reached.
 func (r *Runtime) reach(ctx context.Context, op string, sb *sandbox) (*guest.Client, error) {
-	switch sb.getPhase() {
-	case running:
+	switch sb.GetPhase() {
+	case tier.Running:
 		if err := r.bringBack(ctx, sb); err != nil {
 			return nil, err
 		}
 		return r.session(ctx, sb)
-	case stopped, ended:
+	case tier.Stopped, tier.Ended:
 		return r.diskSession(ctx, op, sb)
-	case making:
-		return nil, dsec.Errorf(dsec.IllegalState, op, string(sb.id), "the sandbox is being made")
+	case tier.Making:
+		return nil, dsec.Errorf(dsec.IllegalState, op, string(sb.ID), "the sandbox is being made")
 	}
-	return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+	return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.ID), "the sandbox has ended")
 }
 
 // closeServices ends the file services of a sandbox, calls in flight included.
 func (sb *sandbox) closeServices() {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	all := sb.services
 	sb.services = nil
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	for _, s := range all {
 		_ = s.Redialing.Close() // it only ever reports what is wanted here
 	}
@@ -90,8 +91,8 @@ func (sb *sandbox) closeServices() {
 
 // idle reports whether nobody uses a file service.
 func (sb *sandbox) idle() bool {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	for _, s := range sb.services {
 		if !s.Idle() {
 			return false
@@ -110,33 +111,33 @@ type diskMachine struct {
 func diskName(id dsec.SandboxID) string { return string(id) + ".disk" }
 
 func (r *Runtime) diskSession(ctx context.Context, op string, sb *sandbox) (*guest.Client, error) {
-	if err := sb.lock(ctx, op); err != nil {
+	if err := sb.Enter(ctx, op); err != nil {
 		return nil, err
 	}
-	defer sb.unlock()
-	if p := sb.getPhase(); p != stopped && p != ended {
-		return nil, dsec.Errorf(dsec.Unavailable, op, string(sb.id), "the sandbox changed its state during the call")
+	defer sb.Leave()
+	if p := sb.GetPhase(); p != tier.Stopped && p != tier.Ended {
+		return nil, dsec.Errorf(dsec.Unavailable, op, string(sb.ID), "the sandbox changed its state during the call")
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	d := sb.disk
 	if d != nil {
 		d.used = time.Now()
 	}
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if d != nil && !over(d.c) {
 		return d.c, nil
 	}
 	// Two machines with one disk would spoil it.
 	if err := errors.Join(r.powerOff(ctx, sb, 0), r.endDisk(ctx, sb)); err != nil {
-		return nil, wrap(op, sb.id, err)
+		return nil, tier.Wrap(op, sb.ID, err)
 	}
 	d, err := r.startDisk(ctx, sb)
 	if err != nil {
-		return nil, wrap(op, sb.id, err)
+		return nil, tier.Wrap(op, sb.ID, err)
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	sb.disk = d
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	r.tasks.Go(func() { r.endIdle(sb, d) })
 	return d.c, nil
 }
@@ -144,7 +145,7 @@ func (r *Runtime) diskSession(ctx context.Context, op string, sb *sandbox) (*gue
 func (r *Runtime) startDisk(ctx context.Context, sb *sandbox) (*diskMachine, error) {
 	rec := *sb.record()
 	rec.Lease = nil
-	name := diskName(sb.id)
+	name := diskName(sb.ID)
 	d := &diskMachine{used: time.Now()}
 	var m Machinery
 	var l *backing
@@ -169,7 +170,7 @@ func (r *Runtime) startDisk(ctx context.Context, sb *sandbox) (*diskMachine, err
 			return err
 		}, Undo: func(ctx context.Context) error { return r.groups.Remove(ctx, Prefix+name) }},
 		{Name: "machine", Do: func(ctx context.Context) (err error) {
-			d.m, err = r.clone(ctx, m, l, cloneOf{name: name, disk: shared(sb.id)})
+			d.m, err = r.clone(ctx, m, l, cloneOf{name: name, disk: shared(sb.ID)})
 			return err
 		}, Undo: func(ctx context.Context) error { return endMachine(ctx, d.m, d.c) }},
 		{Name: "root", Do: func(ctx context.Context) (err error) {
@@ -205,47 +206,47 @@ func (r *Runtime) endIdle(sb *sandbox, d *diskMachine) {
 		case <-r.life.Done():
 			return
 		}
-		sb.mu.Lock()
+		sb.Mu.Lock()
 		late := time.Since(d.used) > diskIdle
-		sb.mu.Unlock()
-		if !late || !sb.idle() || sb.lock(r.life, "end idle machine") != nil {
+		sb.Mu.Unlock()
+		if !late || !sb.idle() || sb.Enter(r.life, "end idle machine") != nil {
 			continue
 		}
-		sb.mu.Lock()
+		sb.Mu.Lock()
 		mine := sb.disk == d && time.Since(d.used) > diskIdle
-		sb.mu.Unlock()
+		sb.Mu.Unlock()
 		if mine {
 			ctx, cancel := context.WithTimeout(r.life, 2*lifecycle.UndoLimit)
 			if err := r.endDisk(ctx, sb); err != nil && r.life.Err() == nil {
-				r.log.Warn("end the machine that served files", "sandbox", sb.id, "err", err)
+				r.log.Warn("end the machine that served files", "sandbox", sb.ID, "err", err)
 			}
 			cancel()
 		}
-		sb.unlock()
+		sb.Leave()
 	}
 }
 
 // endDisk ends the machine that serves files, if there is one; the caller has the turn.
 func (r *Runtime) endDisk(ctx context.Context, sb *sandbox) error {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	d := sb.disk
 	sb.disk = nil
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if d == nil {
-		return r.groups.Remove(ctx, Prefix+diskName(sb.id)) // if one before could not
+		return r.groups.Remove(ctx, Prefix+diskName(sb.ID)) // if one before could not
 	}
 	sb.closeServices()
-	if p := sb.getPhase(); p != removing && !over(d.c) && !isDone(d.m.Done()) {
+	if p := sb.GetPhase(); p != tier.Removing && !over(d.c) && !isDone(d.m.Done()) {
 		limited, cancel := context.WithTimeout(ctx, lifecycle.UndoLimit)
 		if err := d.c.Shutdown(limited, 0); err != nil {
-			r.log.Warn("a guest did not end in order", "sandbox", sb.id, "err", err)
+			r.log.Warn("a guest did not end in order", "sandbox", sb.ID, "err", err)
 		}
 		cancel()
 	}
 	if err := endMachine(ctx, d.m, d.c); err != nil {
 		return err
 	}
-	return r.groups.Remove(ctx, Prefix+diskName(sb.id))
+	return r.groups.Remove(ctx, Prefix+diskName(sb.ID))
 }
 
 func (s *service) say(err error) error { return s.r.explain("reach files of sandbox", s.sb, err) }

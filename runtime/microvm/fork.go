@@ -16,6 +16,7 @@ import (
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // momentPrefix begins what a moment has in the disk pool, after Prefix: no id begins so.
@@ -47,26 +48,26 @@ func (r *Runtime) KeepMoment(ctx context.Context, id dsec.SandboxID, name string
 	if err := checkMoment(name); err != nil {
 		return err
 	}
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return err
 	}
 	if err := r.bringBackInTurn(ctx, sb); err != nil {
 		return err
 	}
-	return wrap(op, id, r.explain(op, sb, r.keepMoment(ctx, sb, name)))
+	return tier.Wrap(op, id, r.explain(op, sb, r.keepMoment(ctx, sb, name)))
 }
 
 func (r *Runtime) keepMoment(ctx context.Context, sb *sandbox, name string) error {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	m := sb.machine
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if m == nil {
-		return dsec.Errorf(dsec.SandboxGone, "keep moment of sandbox", string(sb.id), "the sandbox has ended")
+		return dsec.Errorf(dsec.SandboxGone, "keep moment of sandbox", string(sb.ID), "the sandbox has ended")
 	}
 	r.mu.Lock()
 	_, taken := r.kept[name]
@@ -100,7 +101,7 @@ func (r *Runtime) keepMoment(ctx context.Context, sb *sandbox, name string) erro
 
 // writeMoment writes what a machine that stands still is.
 func (r *Runtime) writeMoment(ctx context.Context, sb *sandbox, m vmm.VM, name string) error {
-	if err := r.copyDisk(ctx, shared(sb.id), momentDisk(name), sb.record().Request.Spec.Limits.Disk); err != nil {
+	if err := r.copyDisk(ctx, shared(sb.ID), momentDisk(name), sb.record().Request.Spec.Limits.Disk); err != nil {
 		return err
 	}
 	if err := m.Snapshot(ctx, r.moment(name)); err != nil {
@@ -215,7 +216,7 @@ func copyData(ctx context.Context, in, out *os.File) error {
 
 // fork are the steps of a creation that goes on from a moment, behind the one that writes the state.
 func (b *build) fork() []lifecycle.Step {
-	name, from := shared(b.sb.id), b.rec.Request.From
+	name, from := shared(b.sb.ID), b.rec.Request.From
 	steps := []lifecycle.Step{{Name: "disk", Do: func(ctx context.Context) error {
 		b.r.mu.Lock()
 		read, ok := b.r.kept[from]
@@ -244,26 +245,26 @@ func (b *build) fork() []lifecycle.Step {
 
 // restore starts a machine that was written, paused, with devices like those it had.
 func (b *build) restore(ctx context.Context) error {
-	dir, err := b.r.disks.Open(ctx, shared(b.sb.id))
+	dir, err := b.r.disks.Open(ctx, shared(b.sb.ID))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	m, err := b.machinery.VMM.Restore(ctx, b.from, vmm.Devices{Name: string(b.sb.id), Pmem: b.layers.slots, Disk: diskPath(dir), Blocks: b.layers.blocks, Tap: b.tap})
+	m, err := b.machinery.VMM.Restore(ctx, b.from, vmm.Devices{Name: string(b.sb.ID), Pmem: b.layers.slots, Disk: diskPath(dir), Blocks: b.layers.blocks, Tap: b.tap})
 	if err != nil {
 		return err
 	}
-	b.sb.mu.Lock()
+	b.sb.Mu.Lock()
 	b.sb.machine = m
-	b.sb.mu.Unlock()
+	b.sb.Mu.Unlock()
 	return nil
 }
 
 // goOn lets the machine of a copy go on, and tells it who it is.
 func (b *build) goOn(ctx context.Context) error {
-	b.sb.mu.Lock()
+	b.sb.Mu.Lock()
 	m := b.sb.machine
-	b.sb.mu.Unlock()
+	b.sb.Mu.Unlock()
 	if err := m.Resume(ctx); err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // elsewhere gives the data of layers as files that somebody else brings.
@@ -39,7 +40,7 @@ func bigFile(dir string) error {
 func TestLayersAreMappedWhenTheyAreWhole(t *testing.T) {
 	w := newWorld(t)
 	dir := t.TempDir()
-	l, err := buildLayer(dir, bigFile)
+	l, err := layertest.Build(dir, bigFile)
 	must(t, err)
 	whole, err := os.ReadFile(l.Data)
 	must(t, err)
@@ -85,7 +86,7 @@ func number(t *testing.T, text string) (n int) {
 // is gone from under a machine ends the sandbox, and it is the image's fault.
 func TestLayerGoneFromUnderAMachine(t *testing.T) {
 	w := newWorld(t)
-	l, err := buildLayer(t.TempDir(), bigFile)
+	l, err := layertest.Build(t.TempDir(), bigFile)
 	must(t, err)
 	id := w.create(t, func(r *runtime.Request) { r.Layers.Layers = append(r.Layers.Layers, l) })
 	before := sum(t, l.Data)

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +19,7 @@ import (
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Prefix begins the names of what this tier has of things that it shares with others: disk
@@ -62,7 +61,8 @@ type Runtime struct {
 	log    *slog.Logger
 	slots  chan struct{} // one for each creation under way
 
-	exits chan runtime.Exit
+	boxes *tier.Table[*sandbox]
+	ends  *tier.Ends
 	life  context.Context
 	stop  context.CancelCauseFunc
 	tasks sync.WaitGroup
@@ -72,10 +72,7 @@ type Runtime struct {
 	mu        sync.Mutex
 	machinery *Machinery
 	caps      vmm.Caps
-	sandboxes map[dsec.SandboxID]*sandbox
 	kept      map[string][]bool // of moments: which layers' data are disks
-	unsent    []*runtime.Exit   // waiting for the receiver of exits
-	wake      chan struct{}     // has an element when unsent changed
 }
 
 var errClosed = errors.New("the runtime is closed")
@@ -106,7 +103,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 		return nil, dsec.E(dsec.Internal, "open microvm runtime", c.Dir, err)
 	}
 	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, log: c.Log, slots: make(chan struct{}, c.Parallel),
-		exits: make(chan runtime.Exit), opening: make(chan struct{}, 1), sandboxes: map[dsec.SandboxID]*sandbox{}, kept: map[string][]bool{}, wake: make(chan struct{}, 1)}
+		boxes: tier.NewTable(newSandbox), ends: tier.NewEnds(), opening: make(chan struct{}, 1), kept: map[string][]bool{}}
 	r.life, r.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	if err := r.adopt(ctx); err != nil {
 		r.stop(errClosed)
@@ -114,7 +111,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 		r.letGo()
 		return nil, err
 	}
-	r.tasks.Go(r.sendExits)
+	r.tasks.Go(func() { r.ends.Send(r.life) })
 	return r, nil
 }
 
@@ -128,16 +125,10 @@ func (r *Runtime) Close() error {
 }
 
 func (r *Runtime) letGo() {
-	for _, sb := range r.all() {
+	for _, sb := range r.boxes.All() {
 		sb.closeServices()
 		r.leave(sb)
 	}
-}
-
-func (r *Runtime) all() []*sandbox {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Collect(maps.Values(r.sandboxes))
 }
 
 // Tier is "microvm".
@@ -225,10 +216,10 @@ func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	var wg sync.WaitGroup
-	all := r.all()
+	all := r.boxes.All()
 	list := make([]*runtime.Status, len(all))
 	for i, sb := range all {
-		st, ok := sb.status()
+		st, ok := sb.Status()
 		if !ok {
 			continue
 		}

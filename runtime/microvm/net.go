@@ -17,6 +17,7 @@ import (
 	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/netpolicy"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // lease is what a sandbox has of its network while it runs.
@@ -43,24 +44,24 @@ func (r *Runtime) connectNet(ctx context.Context, sb *sandbox, rec *record) (tap
 	const op = "connect network of"
 	ns, err := newNetNS()
 	if err != nil {
-		return nil, nil, dsec.E(dsec.Internal, op, string(sb.id), err)
+		return nil, nil, dsec.E(dsec.Internal, op, string(sb.ID), err)
 	}
 	defer func() { _ = ns.Close() }()
-	if err := r.hold.Put(ctx, netName(sb.id), ns); err != nil {
+	if err := r.hold.Put(ctx, netName(sb.ID), ns); err != nil {
 		return nil, nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, r.hold.Drop(context.WithoutCancel(ctx), netName(sb.id)))
+			err = errors.Join(err, r.hold.Drop(context.WithoutCancel(ctx), netName(sb.ID)))
 		}
 	}()
 	at := netpolicy.Place{NetNS: ns, Rate: rec.Request.Spec.Limits.Bandwidth, Link: true}
 	l = &lease{}
-	if l.Lease, err = r.cfg.Network.Attach(ctx, sb.id, rec.policy(), at); err != nil {
+	if l.Lease, err = r.cfg.Network.Attach(ctx, sb.ID, rec.policy(), at); err != nil {
 		return nil, nil, err
 	}
 	if tap, err = bridge(ns, l); err != nil {
-		return nil, nil, dsec.E(dsec.Internal, op, string(sb.id), err)
+		return nil, nil, dsec.E(dsec.Internal, op, string(sb.ID), err)
 	}
 	return tap, l, nil
 }
@@ -187,12 +188,12 @@ func (r *record) policy() dsec.NetworkPolicy {
 // SetNetwork implements runtime.Networker.
 func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.NetworkPolicy) (generation uint64, err error) {
 	const op = "set network of sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return 0, err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return 0, err
 	}
 	if r.cfg.Network == nil {
@@ -202,7 +203,7 @@ func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Netw
 		return 0, dsec.Errorf(dsec.IllegalState, op, string(id), "it was made without a network")
 	}
 	if sb.isSuspended() { // it comes into force when it goes on
-		return 0, wrap(op, id, r.rewrite(sb, func(rec *record) { rec.Network = &p }))
+		return 0, tier.Wrap(op, id, r.rewrite(sb, func(rec *record) { rec.Network = &p }))
 	}
 	ns, err := r.hold.Get(ctx, netName(id))
 	if errors.Is(err, dsec.NotFound.Err()) {
@@ -215,12 +216,12 @@ func (r *Runtime) SetNetwork(ctx context.Context, id dsec.SandboxID, p dsec.Netw
 	if generation, err = r.cfg.Network.Change(ctx, id, p, ns); err != nil {
 		return 0, err
 	}
-	return generation, wrap(op, id, r.rewrite(sb, func(rec *record) { rec.Network = &p }))
+	return generation, tier.Wrap(op, id, r.rewrite(sb, func(rec *record) { rec.Network = &p }))
 }
 
 // Egress implements runtime.Networker.
 func (r *Runtime) Egress(ctx context.Context, id dsec.SandboxID) (dsec.Egress, error) {
-	sb, err := r.live("read egress of sandbox", id)
+	sb, err := r.boxes.Live("read egress of sandbox", id)
 	if err != nil {
 		return dsec.Egress{}, err
 	}

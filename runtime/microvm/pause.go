@@ -8,21 +8,22 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Pause freezes what runs in a sandbox; the clocks of its commands stop. The machine goes on,
 // with nothing to do, and its agent answers.
 func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
 	const op = "pause sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return err
 	}
-	if sb.isPaused() { // or suspended
+	if sb.IsPaused() { // or suspended
 		return nil
 	}
 	c, err := r.session(ctx, sb)
@@ -30,7 +31,7 @@ func (r *Runtime) Pause(ctx context.Context, id dsec.SandboxID) error {
 		return err
 	}
 	if err := r.freeze(ctx, sb, c, false); err != nil {
-		return wrap(op, id, r.explain(op, sb, err))
+		return tier.Wrap(op, id, r.explain(op, sb, err))
 	}
 	sb.setPaused(true)
 	return nil
@@ -50,7 +51,7 @@ func (r *Runtime) freeze(ctx context.Context, sb *sandbox, c *guest.Client, sync
 // goOn has a sandbox that is not paused go on; one that does not is paused, so that it can be
 // tried again.
 func (r *Runtime) goOn(ctx context.Context, sb *sandbox) error {
-	if sb.isPaused() {
+	if sb.IsPaused() {
 		return nil
 	}
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
@@ -63,23 +64,23 @@ func (r *Runtime) goOn(ctx context.Context, sb *sandbox) error {
 }
 
 func (sb *sandbox) setPaused(v bool) {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	sb.paused = v
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	sb.Paused = v
 }
 
 // Resume thaws a paused sandbox.
 func (r *Runtime) Resume(ctx context.Context, id dsec.SandboxID) error {
 	const op = "resume sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return err
 	}
-	return wrap(op, id, r.explain(op, sb, r.thaw(ctx, sb)))
+	return tier.Wrap(op, id, r.explain(op, sb, r.thaw(ctx, sb)))
 }
 
 func (r *Runtime) thaw(ctx context.Context, sb *sandbox) error {
@@ -96,7 +97,7 @@ func (r *Runtime) thaw(ctx context.Context, sb *sandbox) error {
 // Dial connects to a port of the sandbox's loopback.
 func (r *Runtime) Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net.Conn, error) {
 	const op = "connect to sandbox"
-	sb, err := r.live(op, id)
+	sb, err := r.boxes.Live(op, id)
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@ package microvm
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // recordVersion is the first byte of a state file; see docs/formats/microvm-state.md.
@@ -45,26 +45,11 @@ type record struct {
 	Last      *runtime.Stats      `json:"last,omitempty"`    // when it stopped
 }
 
-// errVersion: another version of dsec wrote it, which is no reason to remove it.
-var errVersion = errors.New("version")
-
-func (r *record) encode() ([]byte, error) {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return nil, err
-	}
-	return append([]byte{recordVersion, '\n'}, b...), nil
-}
+func (r *record) encode() ([]byte, error) { return tier.EncodeState(recordVersion, r) }
 
 func decodeRecord(b []byte) (*record, error) {
-	if len(b) < 2 || b[1] != '\n' {
-		return nil, errors.New("not a state file")
-	}
-	if b[0] != recordVersion {
-		return nil, fmt.Errorf("%w %q, want %q", errVersion, b[0], recordVersion)
-	}
 	r := &record{}
-	if err := json.Unmarshal(b[2:], r); err != nil {
+	if err := tier.DecodeState(b, recordVersion, r); err != nil {
 		return nil, err
 	}
 	if r.Starts < 1 || r.Ready > r.Starts {
@@ -114,7 +99,7 @@ func readRecord(dir string, id dsec.SandboxID) (*record, error) {
 		return nil, err
 	}
 	r, err := decodeRecord(b)
-	if errors.Is(err, errVersion) {
+	if errors.Is(err, tier.ErrVersion) {
 		return nil, dsec.E(dsec.Unsupported, op, string(id), err)
 	}
 	if err != nil {
@@ -130,15 +115,15 @@ func readRecord(dir string, id dsec.SandboxID) (*record, error) {
 func (r *Runtime) rewrite(sb *sandbox, change func(*record)) error {
 	was := sb.record()
 	if was == nil {
-		return dsec.Errorf(dsec.SandboxGone, "write state of sandbox", string(sb.id), "the sandbox is being removed")
+		return dsec.Errorf(dsec.SandboxGone, "write state of sandbox", string(sb.ID), "the sandbox is being removed")
 	}
 	rec := *was
 	change(&rec)
-	if err := writeRecord(r.dir(sb.id), &rec); err != nil {
-		return dsec.E(dsec.Internal, "write state of sandbox", string(sb.id), err)
+	if err := writeRecord(r.dir(sb.ID), &rec); err != nil {
+		return dsec.E(dsec.Internal, "write state of sandbox", string(sb.ID), err)
 	}
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	sb.rec = &rec
 	return nil
 }

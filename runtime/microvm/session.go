@@ -13,6 +13,7 @@ import (
 	"github.com/opendsec/dsec/internal/version"
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Times that a guest has.
@@ -43,26 +44,26 @@ func connect(ctx context.Context, ch net.Conn) (*guest.Client, error) {
 // session returns the one with a guest that runs, and begins another if that has ended.
 func (r *Runtime) session(ctx context.Context, sb *sandbox) (*guest.Client, error) {
 	const op = "reach guest of sandbox"
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	c, m := sb.client, sb.machine
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if c != nil && !over(c) {
 		return c, nil
 	}
 	if m == nil {
-		return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+		return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.ID), "the sandbox has ended")
 	}
 	select {
 	case sb.talking <- struct{}{}:
 		defer func() { <-sb.talking }()
 	case <-ctx.Done():
-		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(sb.id), context.Cause(ctx))
+		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(sb.ID), context.Cause(ctx))
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	c, now := sb.client, sb.machine
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if now != m {
-		return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+		return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.ID), "the sandbox has ended")
 	}
 	if c != nil && !over(c) {
 		return c, nil
@@ -74,15 +75,15 @@ func (r *Runtime) session(ctx context.Context, sb *sandbox) (*guest.Client, erro
 	if err != nil {
 		return nil, r.explain(op, sb, err)
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	now = sb.machine
 	if now == m {
 		sb.client = c
 	}
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if now != m {
 		_ = c.Close()
-		return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.id), "the sandbox has ended")
+		return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.ID), "the sandbox has ended")
 	}
 	return c, nil
 }
@@ -101,11 +102,11 @@ func (r *Runtime) explain(op string, sb *sandbox, err error) error {
 	if err == nil || dsec.ClassOf(err) != dsec.Unavailable && dsec.ClassOf(err) != dsec.SandboxGone && dsec.ClassOf(err) != dsec.NotFound {
 		return err
 	}
-	sb.mu.Lock()
-	p, m := sb.phase, sb.machine
+	sb.Mu.Lock()
+	p, m := sb.Phase, sb.machine
 	away := sb.suspended != nil
-	gone := p != running && p != making || sb.stopping || m == nil && !away
-	sb.mu.Unlock()
+	gone := p != tier.Running && p != tier.Making || sb.Stopping || m == nil && !away
+	sb.Mu.Unlock()
 	if !gone && m != nil {
 		select {
 		case <-m.Done():
@@ -113,15 +114,15 @@ func (r *Runtime) explain(op string, sb *sandbox, err error) error {
 		default:
 		}
 	}
-	if gone && (dsec.ClassOf(err) != dsec.NotFound || p == removing || p == absent) {
-		return dsec.E(dsec.SandboxGone, op, string(sb.id), err)
+	if gone && (dsec.ClassOf(err) != dsec.NotFound || p == tier.Removing || p == tier.Absent) {
+		return dsec.E(dsec.SandboxGone, op, string(sb.ID), err)
 	}
 	return err
 }
 
 // identity is what makes a machine one of its own; see guest.Resume. at is when it is told.
 func (r *Runtime) identity(sb *sandbox, rec *record) guest.Resume {
-	q := guest.Resume{Time: time.Now().UnixNano(), Seed: make([]byte, 32), Hostname: hostname(sb.id, rec.Request.Spec), MachineID: rec.MachineID, Network: rec.Lease.network()}
+	q := guest.Resume{Time: time.Now().UnixNano(), Seed: make([]byte, 32), Hostname: hostname(sb.ID, rec.Request.Spec), MachineID: rec.MachineID, Network: rec.Lease.network()}
 	_, _ = cryptorand.Read(q.Seed) // never errs
 	var l netpolicy.Lease
 	if rec.Lease != nil {
@@ -172,10 +173,10 @@ func (r *Runtime) leave(sb *sandbox) {
 	r.mu.Lock()
 	m := r.machinery
 	r.mu.Unlock()
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	vm, c, d := sb.machine, sb.client, sb.disk
 	sb.client, sb.disk = nil, nil
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if c != nil {
 		_ = c.Close()
 	}
@@ -193,10 +194,10 @@ func (r *Runtime) leave(sb *sandbox) {
 
 // endMachine ends the machine of a sandbox, if it has one, and what was under way there.
 func (sb *sandbox) endMachine(ctx context.Context) error {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	m, c := sb.machine, sb.client
 	sb.machine, sb.client = nil, nil
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	return endMachine(ctx, m, c)
 }
 

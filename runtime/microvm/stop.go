@@ -9,6 +9,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Destroy removes everything of an id, whatever there is of it.
@@ -17,22 +18,22 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 	if _, _, err := dsec.ParseSandboxID(string(id)); err != nil {
 		return err
 	}
-	sb := r.reserve(id)
+	sb := r.boxes.Reserve(id)
 	// Ends what is in flight before its turn comes; a creation under way is waited for.
 	undo := r.announceRemoval(sb)
-	if err := sb.lock(ctx, op); err != nil {
+	if err := sb.Enter(ctx, op); err != nil {
 		undo()
 		return err
 	}
-	defer sb.unlock()
-	if !r.current(sb) {
+	defer sb.Leave()
+	if !r.boxes.Current(sb) {
 		return nil // another call destroyed it
 	}
-	sb.setPhase(removing)
+	sb.SetPhase(tier.Removing)
 	// Once begun it is finished: a half-destroyed sandbox serves nobody.
 	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 	defer cancel()
-	return wrap(op, id, r.remove(dctx, sb))
+	return tier.Wrap(op, id, r.remove(dctx, sb))
 }
 
 // giveUpLocked lets those go on who wait for a suspended sandbox to be back.
@@ -46,26 +47,26 @@ func (sb *sandbox) giveUpLocked() {
 // announceRemoval makes calls into a running sandbox fail from now on. The undo is for a removal
 // that does not get its turn.
 func (r *Runtime) announceRemoval(sb *sandbox) (undo func()) {
-	sb.mu.Lock()
-	was, c, m := sb.phase, sb.client, sb.machine
-	if was == running || was == ended {
-		sb.phase = removing
+	sb.Mu.Lock()
+	was, c, m := sb.Phase, sb.client, sb.machine
+	if was == tier.Running || was == tier.Ended {
+		sb.Phase = tier.Removing
 	}
-	sb.mu.Unlock()
-	if was != running && was != ended {
+	sb.Mu.Unlock()
+	if was != tier.Running && was != tier.Ended {
 		return func() {}
 	}
 	if c != nil {
 		_ = c.Close()
 	}
 	return func() {
-		sb.mu.Lock()
-		back := sb.phase == removing
+		sb.Mu.Lock()
+		back := sb.Phase == tier.Removing
 		if back {
-			sb.phase = was
+			sb.Phase = was
 		}
-		sb.mu.Unlock()
-		if back && was == running && m != nil { // who watched it has looked away
+		sb.Mu.Unlock()
+		if back && was == tier.Running && m != nil { // who watched it has looked away
 			r.watch(sb, m)
 		}
 	}
@@ -74,17 +75,17 @@ func (r *Runtime) announceRemoval(sb *sandbox) (undo func()) {
 // remove is all the undos of creation, by name. The state goes last, when nothing else is left.
 func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 	sb.closeServices()
-	err := errors.Join(r.endDisk(ctx, sb), sb.endMachine(ctx), r.hold.Drop(ctx, netName(sb.id)))
+	err := errors.Join(r.endDisk(ctx, sb), sb.endMachine(ctx), r.hold.Drop(ctx, netName(sb.ID)))
 	if err != nil {
 		return err
 	}
-	if err := r.groups.Remove(ctx, shared(sb.id)); err != nil {
+	if err := r.groups.Remove(ctx, shared(sb.ID)); err != nil {
 		return err
 	}
-	if err := r.disks.Remove(ctx, shared(sb.id)); err != nil {
+	if err := r.disks.Remove(ctx, shared(sb.ID)); err != nil {
 		return err
 	}
-	if err := r.removeState(sb.id); err != nil {
+	if err := r.removeState(sb.ID); err != nil {
 		return err
 	}
 	r.forget(sb)
@@ -94,12 +95,12 @@ func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
 // Stop asks the main process to end, waits for grace, then ends everything.
 func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Duration) error {
 	const op = "stop sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if sb.getPhase() == stopped {
+	defer sb.Leave()
+	if sb.GetPhase() == tier.Stopped {
 		return nil
 	}
 	if sb.record() == nil {
@@ -107,17 +108,17 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 	}
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(grace, 0)+2*lifecycle.UndoLimit)
 	defer cancel()
-	return wrap(op, id, r.halt(sctx, sb, grace))
+	return tier.Wrap(op, id, r.halt(sctx, sb, grace))
 }
 
 // halt ends the machine of a sandbox and keeps the disk.
 func (r *Runtime) halt(ctx context.Context, sb *sandbox, grace time.Duration) error {
-	sb.mu.Lock()
-	sb.stopping = true
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	sb.Stopping = true
+	sb.Mu.Unlock()
 	last, err := r.sample(ctx, sb)
 	if err != nil {
-		r.log.Warn("sample a sandbox at its end", "sandbox", sb.id, "err", err)
+		r.log.Warn("sample a sandbox at its end", "sandbox", sb.ID, "err", err)
 	}
 	if err := r.powerOff(ctx, sb, grace); err != nil {
 		return err
@@ -125,7 +126,7 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox, grace time.Duration) er
 	if err := r.endDisk(ctx, sb); err != nil {
 		return err
 	}
-	if err := r.groups.Remove(ctx, shared(sb.id)); err != nil {
+	if err := r.groups.Remove(ctx, shared(sb.ID)); err != nil {
 		return err
 	}
 	last.Memory, last.HostMemory, last.Pids = 0, 0, 0
@@ -134,13 +135,13 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox, grace time.Duration) er
 	}); err != nil {
 		return err
 	}
-	if err := errors.Join(forgetExit(r.dir(sb.id)), os.RemoveAll(r.memory(sb.id))); err != nil {
+	if err := errors.Join(forgetExit(r.dir(sb.ID)), os.RemoveAll(r.memory(sb.ID))); err != nil {
 		return err
 	}
-	r.acknowledge(sb.id)
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
-	sb.group, sb.phase, sb.exit, sb.paused, sb.stopping = nil, stopped, nil, false, false
+	r.ends.Acknowledge(sb.ID)
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
+	sb.group, sb.Phase, sb.exit, sb.Paused, sb.Stopping = nil, tier.Stopped, nil, false, false
 	sb.giveUpLocked()
 	return nil
 }
@@ -149,17 +150,17 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox, grace time.Duration) er
 // asked twice: its disk is then as after a loss of power.
 func (r *Runtime) powerOff(ctx context.Context, sb *sandbox, grace time.Duration) error {
 	sb.closeServices()
-	sb.mu.Lock()
-	m, p := sb.machine, sb.phase
-	sb.mu.Unlock()
-	if m != nil && !isDone(m.Done()) && p != removing {
+	sb.Mu.Lock()
+	m, p := sb.machine, sb.Phase
+	sb.Mu.Unlock()
+	if m != nil && !isDone(m.Done()) && p != tier.Removing {
 		limited, cancel := context.WithTimeout(ctx, max(grace, 0)+lifecycle.UndoLimit)
 		if err := r.shutdown(limited, sb, grace); err != nil {
-			r.log.Warn("a guest did not end in order", "sandbox", sb.id, "err", err)
+			r.log.Warn("a guest did not end in order", "sandbox", sb.ID, "err", err)
 		}
 		cancel()
 	}
-	return errors.Join(sb.endMachine(ctx), r.hold.Drop(ctx, netName(sb.id)))
+	return errors.Join(sb.endMachine(ctx), r.hold.Drop(ctx, netName(sb.ID)))
 }
 
 func isDone(done <-chan struct{}) bool {
@@ -176,7 +177,7 @@ func (r *Runtime) shutdown(ctx context.Context, sb *sandbox, grace time.Duration
 	if err != nil {
 		return err
 	}
-	if grace > 0 && sb.isPaused() { // to hear that it is asked
+	if grace > 0 && sb.IsPaused() { // to hear that it is asked
 		if err := r.thaw(ctx, sb); err != nil {
 			return err
 		}
@@ -187,17 +188,17 @@ func (r *Runtime) shutdown(ctx context.Context, sb *sandbox, grace time.Duration
 // Start runs a stopped sandbox again on its disk.
 func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, error) {
 	const op = "start sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return nil, err
 	}
-	defer sb.unlock()
-	switch sb.getPhase() {
-	case running:
+	defer sb.Leave()
+	switch sb.GetPhase() {
+	case tier.Running:
 		return nil, nil
-	case ended: // starting acknowledges the end as stopping does
+	case tier.Ended: // starting acknowledges the end as stopping does
 		if err := r.halt(ctx, sb, 0); err != nil {
-			return nil, wrap(op, id, err)
+			return nil, tier.Wrap(op, id, err)
 		}
 	}
 	select {
@@ -207,7 +208,7 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, string(id), context.Cause(ctx))
 	}
 	was := sb.record()
-	if p := sb.getPhase(); was == nil || p != stopped {
+	if p := sb.GetPhase(); was == nil || p != tier.Stopped {
 		return nil, dsec.Errorf(dsec.SandboxGone, op, string(id), "the sandbox is being removed")
 	}
 	rec := *was
@@ -217,8 +218,8 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 	sb.beginMaking()
 	took, err := lifecycle.Run(ctx, "microvm.start", append([]lifecycle.Step{b.restate()}, b.begin()...)...)
 	if err != nil {
-		sb.setPhase(stopped)
-		return took, wrap(op, id, err)
+		sb.SetPhase(tier.Stopped)
+		return took, tier.Wrap(op, id, err)
 	}
 	return took, nil
 }
@@ -227,8 +228,8 @@ func (r *Runtime) Start(ctx context.Context, id dsec.SandboxID) ([]dsec.Step, er
 func (b *build) restate() lifecycle.Step {
 	was := b.sb.record()
 	set := func(rec *record) error {
-		if err := writeRecord(b.r.dir(b.sb.id), rec); err != nil {
-			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.id), err)
+		if err := writeRecord(b.r.dir(b.sb.ID), rec); err != nil {
+			return dsec.E(dsec.Internal, "write state of sandbox", string(b.sb.ID), err)
 		}
 		b.setRecord(rec)
 		return nil
@@ -244,19 +245,19 @@ func (b *build) restate() lifecycle.Step {
 // sample reads what a sandbox uses, or used before it stopped. What its machine has of this
 // one's memory and processors is measured here; the rest is what the guest says.
 func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error) {
-	sb.mu.Lock()
-	g, rec, m, p := sb.group, sb.rec, sb.machine, sb.phase
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	g, rec, m, p := sb.group, sb.rec, sb.machine, sb.Phase
+	sb.Mu.Unlock()
 	var s runtime.Stats
 	if rec == nil {
-		return s, dsec.Errorf(dsec.SandboxGone, "sample sandbox", string(sb.id), "the sandbox has ended")
+		return s, dsec.Errorf(dsec.SandboxGone, "sample sandbox", string(sb.ID), "the sandbox has ended")
 	}
 	if rec.Last != nil {
 		s = *rec.Last
 	}
 	l := rec.Request.Spec.Limits
 	s.MemoryLimit, s.PidsLimit, s.DiskLimit = l.Memory, l.Pids, l.Disk
-	if m != nil && p == running {
+	if m != nil && p == tier.Running {
 		if err := r.sampleMachine(ctx, sb, &s); err != nil {
 			return s, err
 		}
@@ -278,11 +279,11 @@ func (r *Runtime) sampleMachine(ctx context.Context, sb *sandbox, s *runtime.Sta
 	if err != nil {
 		return err
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	m := sb.machine
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if m == nil {
-		return dsec.Errorf(dsec.SandboxGone, "sample sandbox", string(sb.id), "the sandbox has ended")
+		return dsec.Errorf(dsec.SandboxGone, "sample sandbox", string(sb.ID), "the sandbox has ended")
 	}
 	g, err := c.Stats(ctx)
 	if err != nil {
@@ -299,10 +300,10 @@ func (r *Runtime) sampleMachine(ctx context.Context, sb *sandbox, s *runtime.Sta
 // Stats samples a sandbox; of a stopped one, what it had used.
 func (r *Runtime) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error) {
 	const op = "sample sandbox"
-	sb, err := r.findInside(op, id)
+	sb, err := r.boxes.FindInside(op, id)
 	if err != nil {
 		return runtime.Stats{}, err
 	}
 	s, err := r.sample(ctx, sb)
-	return s, wrap(op, id, r.explain(op, sb, err))
+	return s, tier.Wrap(op, id, r.explain(op, sb, err))
 }

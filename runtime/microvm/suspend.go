@@ -9,6 +9,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // memoryDir has the machine of a sandbox that is suspended.
@@ -20,27 +21,27 @@ func (r *Runtime) memory(id dsec.SandboxID) string { return filepath.Join(r.dir(
 // is in memory until somebody needs it.
 func (r *Runtime) Suspend(ctx context.Context, id dsec.SandboxID) error {
 	const op = "suspend sandbox"
-	sb, err := r.acquire(ctx, op, id)
+	sb, err := r.boxes.Acquire(ctx, op, id)
 	if err != nil {
 		return err
 	}
-	defer sb.unlock()
-	if _, err := r.live(op, id); err != nil {
+	defer sb.Leave()
+	if _, err := r.boxes.Live(op, id); err != nil {
 		return err
 	}
 	if sb.isSuspended() {
 		r.putAway(ctx, sb) // again, if something was left
 		return nil
 	}
-	return wrap(op, id, r.explain(op, sb, r.suspend(ctx, sb)))
+	return tier.Wrap(op, id, r.explain(op, sb, r.suspend(ctx, sb)))
 }
 
 func (r *Runtime) suspend(ctx context.Context, sb *sandbox) error {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	m := sb.machine
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if m == nil {
-		return dsec.Errorf(dsec.SandboxGone, "suspend sandbox", string(sb.id), "the sandbox has ended")
+		return dsec.Errorf(dsec.SandboxGone, "suspend sandbox", string(sb.ID), "the sandbox has ended")
 	}
 	c, err := r.session(ctx, sb)
 	if err != nil {
@@ -59,11 +60,11 @@ func (r *Runtime) suspend(ctx context.Context, sb *sandbox) error {
 	if err := r.freeze(ctx, sb, c, true); err != nil {
 		return err
 	}
-	if err = os.RemoveAll(r.memory(sb.id)); err == nil { // of one that was broken off
+	if err = os.RemoveAll(r.memory(sb.ID)); err == nil { // of one that was broken off
 		err = m.Pause(ctx)
 	}
 	if err == nil {
-		err = m.Snapshot(ctx, r.memory(sb.id))
+		err = m.Snapshot(ctx, r.memory(sb.ID))
 	}
 	if err == nil {
 		last.HostMemory = 0
@@ -74,11 +75,11 @@ func (r *Runtime) suspend(ctx context.Context, sb *sandbox) error {
 	if err != nil { // it is left as it was
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 		defer cancel()
-		return errors.Join(err, m.Resume(late), r.goOn(ctx, sb), os.RemoveAll(r.memory(sb.id)))
+		return errors.Join(err, m.Resume(late), r.goOn(ctx, sb), os.RemoveAll(r.memory(sb.ID)))
 	}
-	sb.mu.Lock()
-	sb.suspended, sb.paused = make(chan struct{}), true
-	sb.mu.Unlock()
+	sb.Mu.Lock()
+	sb.suspended, sb.Paused = make(chan struct{}), true
+	sb.Mu.Unlock()
 	r.putAway(ctx, sb)
 	return nil
 }
@@ -89,18 +90,18 @@ func (r *Runtime) putAway(ctx context.Context, sb *sandbox) {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 	defer cancel()
 	sb.closeServices()
-	err := errors.Join(sb.endMachine(late), r.hold.Drop(late, netName(sb.id)), r.groups.Remove(late, shared(sb.id)))
+	err := errors.Join(sb.endMachine(late), r.hold.Drop(late, netName(sb.ID)), r.groups.Remove(late, shared(sb.ID)))
 	if err != nil {
-		r.log.Warn("a suspended sandbox has something in memory", "sandbox", sb.id, "err", err)
+		r.log.Warn("a suspended sandbox has something in memory", "sandbox", sb.ID, "err", err)
 	}
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	sb.group = nil
 }
 
 func (sb *sandbox) isSuspended() bool {
-	sb.mu.Lock()
-	defer sb.mu.Unlock()
+	sb.Mu.Lock()
+	defer sb.Mu.Unlock()
 	return sb.suspended != nil
 }
 
@@ -110,10 +111,10 @@ func (r *Runtime) bringBack(ctx context.Context, sb *sandbox) error {
 	if !sb.isSuspended() {
 		return nil
 	}
-	if err := sb.lock(ctx, op); err != nil {
+	if err := sb.Enter(ctx, op); err != nil {
 		return err
 	}
-	defer sb.unlock()
+	defer sb.Leave()
 	return r.bringBackInTurn(ctx, sb)
 }
 
@@ -124,10 +125,10 @@ func (r *Runtime) bringBackInTurn(ctx context.Context, sb *sandbox) error {
 	}
 	was := sb.record()
 	if was == nil {
-		return dsec.Errorf(dsec.SandboxGone, "bring back sandbox", string(sb.id), "the sandbox has ended")
+		return dsec.Errorf(dsec.SandboxGone, "bring back sandbox", string(sb.ID), "the sandbox has ended")
 	}
 	rec := *was
-	b := &build{r: r, sb: sb, rec: &rec, from: r.memory(sb.id), read: rec.Read}
+	b := &build{r: r, sb: sb, rec: &rec, from: r.memory(sb.ID), read: rec.Read}
 	defer b.close()
 	var steps []lifecycle.Step
 	for _, s := range b.begin() {
@@ -141,20 +142,20 @@ func (r *Runtime) bringBackInTurn(ctx context.Context, sb *sandbox) error {
 			// disk and its disk are not of the same moment any more.
 			s.Do = func(context.Context) error {
 				rec.Suspended, rec.Execs = false, nil
-				return writeRecord(r.dir(sb.id), &rec)
+				return writeRecord(r.dir(sb.ID), &rec)
 			}
 		}
 		steps = append(steps, s)
 	}
 	if _, err := lifecycle.Run(ctx, "microvm.back", steps...); err != nil {
-		return wrap("bring back sandbox", sb.id, err)
+		return tier.Wrap("bring back sandbox", sb.ID, err)
 	}
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	sb.rec = &rec
 	close(sb.suspended)
 	sb.suspended = nil
 	m := sb.machine
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), greetTime+resumeTime)
 	defer cancel()
 	err := m.Resume(late)
@@ -164,19 +165,19 @@ func (r *Runtime) bringBackInTurn(ctx context.Context, sb *sandbox) error {
 	r.watch(sb, m)
 	if err != nil {
 		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform, Evidence: []string{"its machine was brought back from disk, and did not go on: " + err.Error()}})
-		return wrap("bring back sandbox", sb.id, err)
+		return tier.Wrap("bring back sandbox", sb.ID, err)
 	}
-	if err := os.RemoveAll(r.memory(sb.id)); err != nil {
-		r.log.Warn("remove the memory of a sandbox that goes on", "sandbox", sb.id, "err", err)
+	if err := os.RemoveAll(r.memory(sb.ID)); err != nil {
+		r.log.Warn("remove the memory of a sandbox that goes on", "sandbox", sb.ID, "err", err)
 	}
 	return nil
 }
 
 // awake waits until a sandbox is not suspended.
 func (sb *sandbox) awake(ctx context.Context) error {
-	sb.mu.Lock()
+	sb.Mu.Lock()
 	suspended := sb.suspended
-	sb.mu.Unlock()
+	sb.Mu.Unlock()
 	if suspended == nil {
 		return nil
 	}
@@ -184,6 +185,6 @@ func (sb *sandbox) awake(ctx context.Context) error {
 	case <-suspended:
 		return nil
 	case <-ctx.Done():
-		return dsec.E(dsec.ClassOf(ctx.Err()), "wait for sandbox", string(sb.id), context.Cause(ctx))
+		return dsec.E(dsec.ClassOf(ctx.Err()), "wait for sandbox", string(sb.ID), context.Cause(ctx))
 	}
 }

@@ -2,7 +2,6 @@ package microvm
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -32,6 +31,7 @@ import (
 	"github.com/opendsec/dsec/runtime/microvm/boot"
 	"github.com/opendsec/dsec/runtime/microvm/qemu"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // testUID is where the users of QEMUs begin: far from those of other tests.
@@ -83,7 +83,9 @@ func makeKit() error {
 	if kit.initramfs, err = FileOf(ctx, built.Initramfs); err != nil {
 		return err
 	}
-	kit.base, err = buildLayer(filepath.Join(kit.dir, "base"), fillBase)
+	kit.base, err = layertest.Build(filepath.Join(kit.dir, "base"), func(dir string) error {
+		return errors.Join(layertest.Busybox(dir), os.WriteFile(filepath.Join(dir, "etc/machine-id"), []byte("\n"), 0o644))
+	})
 	return err
 }
 
@@ -319,84 +321,6 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-const applets = `sh cat echo false head id kill mkdir nc printf pwd rm seq setsid sleep tail test true yes ls stat mknod dd env ps
-	nproc hostname touch mount umount ln mv chmod chown sync wc grep sed tr dmesg ip ping readlink tty stty cp du chroot od cut sort uname find date`
-
-func fillBase(dir string) error {
-	busybox, err := os.ReadFile("/bin/busybox")
-	if err != nil {
-		return fmt.Errorf("Debian's busybox-static is needed: %w", err)
-	}
-	for _, d := range []struct {
-		name string
-		mode os.FileMode
-	}{{"bin", 0o755}, {"etc", 0o755}, {"tmp", 0o777 | os.ModeSticky}, {"root", 0o700}, {"home", 0o755}, {"home/user", 0o755}, {"proc", 0o755}, {"sys", 0o755}} {
-		if err := errors.Join(os.Mkdir(filepath.Join(dir, d.name), 0o755), os.Chmod(filepath.Join(dir, d.name), d.mode)); err != nil {
-			return err
-		}
-	}
-	for name, content := range map[string]string{
-		"etc/passwd":     "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n",
-		"etc/group":      "root:x:0:\nuser:x:1000:\nextra:x:1234:user\n",
-		"etc/machine-id": "\n",
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
-			return err
-		}
-	}
-	if err := os.WriteFile(filepath.Join(dir, "bin/busybox"), busybox, 0o755); err != nil {
-		return err
-	}
-	for _, a := range strings.Fields(applets) {
-		if err := os.Symlink("busybox", filepath.Join(dir, "bin", a)); err != nil {
-			return err
-		}
-	}
-	return os.Chown(filepath.Join(dir, "home/user"), 1000, 1000)
-}
-
-// buildLayer makes a layer of what fill puts into a directory.
-func buildLayer(tmp string, fill func(dir string) error) (l layer.Local, err error) {
-	tree, meta, data := filepath.Join(tmp, "tree"), filepath.Join(tmp, "meta"), filepath.Join(tmp, "data")
-	if err := os.MkdirAll(tree, 0o755); err != nil {
-		return l, err
-	}
-	if err := fill(tree); err != nil {
-		return l, err
-	}
-	var f image.Files
-	if f.Meta, err = os.Create(meta); err != nil {
-		return l, err
-	}
-	defer func() { _ = f.Meta.Close() }()
-	if f.Data, err = os.Create(data); err != nil {
-		return l, err
-	}
-	defer func() { _ = f.Data.Close() }()
-	loc, err := image.Locate("dir:" + tree)
-	if err == nil {
-		_, err = image.Convert(context.Background(), loc, f, image.Options{})
-	}
-	if err != nil {
-		return l, err
-	}
-	l = layer.Local{Info: layer.Info{Digest: layer.Digest(fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(tmp))))}, Meta: meta, Data: data}
-	for _, x := range []struct {
-		f    *os.File
-		into *int64
-	}{{f.Meta, &l.MetaSize}, {f.Data, &l.DataSize}} {
-		st, err := x.f.Stat()
-		if err != nil {
-			return l, err
-		}
-		*x.into = st.Size()
-	}
-	if l.DataSize == 0 {
-		l.Data = "" // as a store has it
-	}
-	return l, os.RemoveAll(tree)
 }
 
 // request is one for an idle sandbox, changed by f.
