@@ -20,7 +20,7 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 	}
 	sb := r.boxes.Reserve(id)
 	// Ends what is in flight before its turn comes; a creation under way is waited for.
-	undo := sb.announceRemoval()
+	undo := sb.AnnounceRemoval()
 	if err := sb.Enter(ctx, op); err != nil {
 		undo()
 		return err
@@ -38,25 +38,6 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 		return r.wrap(op, id, err)
 	}
 	return nil
-}
-
-// announceRemoval makes calls into a running sandbox fail from now on. The
-// undo is for a removal that does not get its turn.
-func (sb *sandbox) announceRemoval() (undo func()) {
-	sb.Mu.Lock()
-	defer sb.Mu.Unlock()
-	was := sb.Phase
-	if was != tier.Running && was != tier.Ended {
-		return func() {}
-	}
-	sb.Phase = tier.Removing
-	return func() {
-		sb.Mu.Lock()
-		defer sb.Mu.Unlock()
-		if sb.Phase == tier.Removing {
-			sb.Phase = was
-		}
-	}
 }
 
 // remove is all the undos of creation, by name. The state goes last, when
@@ -288,8 +269,7 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 		if err != nil {
 			return s, err
 		}
-		s = runtime.Stats{CPU: c.CPU, Throttled: c.Throttled, Memory: c.Memory, MemoryPeak: c.MemoryPeak, MemoryLimit: c.MemoryLimit,
-			Pids: c.Pids, PidsPeak: c.PidsPeak, PidsLimit: c.PidsLimit, OOMKills: c.OOMKills, PidsDenied: c.PidsDenied}
+		s = tier.Usage(c)
 	}
 	u, err := r.disks.Usage(ctx, string(sb.ID))
 	s.Disk, s.DiskLimit = u.Used, u.Limit

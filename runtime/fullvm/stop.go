@@ -272,8 +272,7 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 		if err != nil {
 			return s, err
 		}
-		s = runtime.Stats{CPU: u.CPU, Throttled: u.Throttled, Memory: u.Memory, MemoryPeak: u.MemoryPeak, MemoryLimit: u.MemoryLimit, Pids: u.Pids, PidsPeak: u.PidsPeak,
-			PidsLimit: u.PidsLimit, OOMKills: u.OOMKills, PidsDenied: u.PidsDenied}
+		s = tier.Usage(u)
 	}
 	d, err := r.cfg.Disks.Usage(ctx, string(sb.ID))
 	s.Disk, s.DiskLimit = d.Used, d.Limit

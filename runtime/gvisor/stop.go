@@ -214,7 +214,7 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 	}
 	sb := r.boxes.Reserve(id)
 	// Ends what is in flight before its turn comes; a creation under way is waited for.
-	undo := sb.announceRemoval()
+	undo := sb.AnnounceRemoval()
 	if err := sb.Enter(ctx, op); err != nil {
 		undo()
 		return err
@@ -229,25 +229,6 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 	defer cancel()
 	return tier.Wrap(op, id, r.remove(dctx, sb))
-}
-
-// announceRemoval makes calls into a running sandbox fail from now on. The undo is for a
-// removal that does not get its turn.
-func (sb *sandbox) announceRemoval() (undo func()) {
-	sb.Mu.Lock()
-	defer sb.Mu.Unlock()
-	was := sb.Phase
-	if was != tier.Running && was != tier.Ended {
-		return func() {}
-	}
-	sb.Phase = tier.Removing
-	return func() {
-		sb.Mu.Lock()
-		defer sb.Mu.Unlock()
-		if sb.Phase == tier.Removing {
-			sb.Phase = was
-		}
-	}
 }
 
 // remove is all the undos of creation, by name. The state goes last, when nothing else is

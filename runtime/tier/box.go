@@ -82,6 +82,25 @@ func (b *Box) Gone() bool {
 	return p == Removing || p == Absent
 }
 
+// AnnounceRemoval makes calls into a sandbox that runs or has ended fail from now on. The undo
+// is for a removal that does not get its turn.
+func (b *Box) AnnounceRemoval() (undo func()) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	was := b.Phase
+	if was != Running && was != Ended {
+		return func() {}
+	}
+	b.Phase = Removing
+	return func() {
+		b.Mu.Lock()
+		defer b.Mu.Unlock()
+		if b.Phase == Removing {
+			b.Phase = was
+		}
+	}
+}
+
 // Status is what List says of it; false if there is nothing to say.
 func (b *Box) Status() (runtime.Status, bool) {
 	b.Mu.Lock()

@@ -6,7 +6,15 @@ package tier
 
 import (
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/runtime"
 )
+
+// Usage is what a control group says of what is in it. What it cannot say is 0.
+func Usage(c cgroup.Stats) runtime.Stats {
+	return runtime.Stats{CPU: c.CPU, Throttled: c.Throttled, Memory: c.Memory, MemoryPeak: c.MemoryPeak, MemoryLimit: c.MemoryLimit,
+		Pids: c.Pids, PidsPeak: c.PidsPeak, PidsLimit: c.PidsLimit, OOMKills: c.OOMKills, PidsDenied: c.PidsDenied}
+}
 
 // Wrap names the call and the sandbox in the error of a step; nil stays nil.
 func Wrap(op string, id dsec.SandboxID, err error) error {

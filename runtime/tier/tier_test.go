@@ -91,6 +91,22 @@ func TestWhatALiveSandboxIsNot(t *testing.T) {
 	}
 }
 
+// TestARemovalThatDoesNotGetItsTurn changes nothing in the end.
+func TestARemovalThatDoesNotGetItsTurn(t *testing.T) {
+	var sb sandbox
+	sb.Init("a")
+	for _, p := range []Phase{Absent, Making, Running, Ended, Stopped} {
+		sb.SetPhase(p)
+		undo := sb.AnnounceRemoval()
+		if announced := sb.GetPhase() == Removing; announced != (p == Running || p == Ended) {
+			t.Errorf("phase %d: announced: %v", p, announced)
+		}
+		if undo(); sb.GetPhase() != p {
+			t.Errorf("phase %d became %d", p, sb.GetPhase())
+		}
+	}
+}
+
 // TestEndsWaitForTheirReceiver: in their order, without those that were acknowledged.
 func TestEndsWaitForTheirReceiver(t *testing.T) {
 	e := NewEnds()
