@@ -1,8 +1,10 @@
 package linux
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,10 +21,24 @@ func SealedFile(name string, b []byte) (*os.File, error) {
 		_ = f.Close()
 		return nil, err
 	}
-	const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+	if err := seal(f, sealLimit); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("seal memfd: %w", err)
 	}
 	return f, nil
+}
+
+// sealLimit is how long something else may have a page of a memfd in its hands.
+const sealLimit = 10 * time.Second
+
+// seal waits for pages that the kernel has in its hands for a moment, as it does when the
+// machine is busy: it gives up on those after a fraction of a second with EBUSY.
+func seal(f *os.File, limit time.Duration) error {
+	const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+	for end := time.Now().Add(limit); ; {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			return err
+		}
+	}
 }
