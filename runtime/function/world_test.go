@@ -2,15 +2,11 @@ package function
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -26,6 +22,7 @@ import (
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/container"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 func TestMain(m *testing.M) {
@@ -217,47 +214,16 @@ func baseLayer(t testing.TB) layer.Local {
 const applets = "sh cat echo id ls cp mv rm ln mkdir touch sleep true false yes head seq setsid nohup kill ps mount umount chmod mkfifo dd env pwd test wc sort nc sync find stat date"
 
 func buildBase(dir string) (layer.Local, error) {
-	tree := filepath.Join(dir, "tree")
-	script := `set -e; t=$1; mkdir -p $t/bin $t/etc $t/tmp $t/proc $t/sys $t/dev $t/usr/bin $t/usr/lib $t/var/spool/cron $t/root; chmod 1777 $t/tmp $t/var/spool/cron
+	return layertest.Build(dir, func(tree string) error {
+		script := `set -e; t=$1; mkdir -p $t/bin $t/etc $t/tmp $t/proc $t/sys $t/dev $t/var/spool/cron $t/root; chmod 1777 $t/tmp $t/var/spool/cron
 cp /bin/busybox $t/bin/busybox; for a in $2; do ln -s busybox $t/bin/$a; done
 printf 'root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n' >$t/etc/passwd; printf 'root:x:0:\nnogroup:x:65534:\n' >$t/etc/group
-printf open >$t/etc/writable; chmod 666 $t/etc/writable
-py=$(readlink -f /usr/bin/python3); cp $py $t/usr/bin/; ln -s ${py##*/} $t/usr/bin/python3
-ldd $py /usr/lib/python3*/lib-dynload/_ctypes*.so | grep -o '/[^ ]*\.so[^ ]*' | grep -v : | sort -u | while read l; do mkdir -p $t${l%/*}; cp -L $l $t$l; done
-v=${py##*/}; mkdir -p $t/usr/lib/$v; (cd /usr/lib/$v && tar cf - --exclude=test --exclude=idlelib --exclude=tkinter --exclude=lib2to3 --exclude='config-*' --exclude=pydoc_data .) | tar xf - -C $t/usr/lib/$v`
-	if out, err := exec.Command("sh", "-c", script, "sh", tree, applets).CombinedOutput(); err != nil {
-		return layer.Local{}, fmt.Errorf("make root (Debian's busybox-static and python3 are needed): %w: %s", err, out)
-	}
-	meta, data := filepath.Join(dir, "meta"), filepath.Join(dir, "data")
-	f := image.Files{}
-	var err error
-	if f.Meta, err = os.Create(meta); err != nil {
-		return layer.Local{}, err
-	}
-	defer f.Meta.Close()
-	if f.Data, err = os.Create(data); err != nil {
-		return layer.Local{}, err
-	}
-	defer f.Data.Close()
-	loc, err := image.Locate("dir:" + tree)
-	if err == nil {
-		_, err = image.Convert(context.Background(), loc, f, image.Options{})
-	}
-	if err != nil {
-		return layer.Local{}, err
-	}
-	sum := sha256.New()
-	if err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && !strings.HasPrefix(p, tree) {
-			b, rerr := os.ReadFile(p)
-			sum.Write(b)
-			return rerr
+printf open >$t/etc/writable; chmod 666 $t/etc/writable`
+		if out, err := exec.Command("sh", "-c", script, "sh", tree, applets).CombinedOutput(); err != nil {
+			return fmt.Errorf("make root (Debian's busybox-static is needed): %w: %s", err, out)
 		}
-		return err
-	}); err != nil {
-		return layer.Local{}, err
-	}
-	return layer.Local{Info: layer.Info{Digest: layer.Digest("sha256:" + hex.EncodeToString(sum.Sum(nil)))}, Meta: meta, Data: data}, os.RemoveAll(tree)
+		return layertest.Python(tree)
+	})
 }
 
 var _ runtime.Caller = (*Engine)(nil)

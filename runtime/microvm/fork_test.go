@@ -3,6 +3,7 @@ package microvm
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 const manyForks = 8
@@ -27,7 +29,7 @@ func TestForksAreDifferent(t *testing.T) {
 	id := source.ID
 	w.run(t, id, "echo kept > /root/disk; mkdir /root/go")
 	// One that was started before, and draws when it is told to.
-	drawer, err := w.r.Exec(t.Context(), id, process.Spec{ID: "drawer", Argv: []string{"/bin/sh", "-c",
+	_, err = w.r.Exec(t.Context(), id, process.Spec{ID: "drawer", Argv: []string{"/bin/sh", "-c",
 		"n=0; while ! test -e /root/go/now; do n=$((n+1)); sleep 0.05; done; head -c 16 /dev/urandom | od -An -tx1; echo $n; sleep 600"}})
 	must(t, err)
 	must(t, w.r.KeepMoment(t.Context(), id, "m1"))
@@ -76,7 +78,64 @@ func TestForksAreDifferent(t *testing.T) {
 		must(t, err)
 		note("bytes of a program that ran before", strings.Split(string(head), "\n")[0], id)
 	}
-	_ = drawer
+}
+
+// drawsWhenCopied is a Python that waits, without a pause, until the machine has another name, and draws at once: what it
+// imported, and the state of its generators, are of before the copy.
+const drawsWhenCopied = `import os, uuid, time
+was = os.uname().nodename
+uuid.uuid4()
+print("waits", flush=True)
+while os.uname().nodename == was: pass
+print(uuid.uuid4(), os.urandom(16).hex(), time.time(), os.uname().nodename, flush=True)
+time.sleep(600)`
+
+// A Python that was started before draws numbers of its own in each copy, as its first deed there, and has the right time.
+func TestPythonOfBeforeDrawsAnew(t *testing.T) {
+	w := newWorld(t)
+	python := layertest.New(t, layertest.Python)
+	with := func(r *runtime.Request) { r.Layers.Layers = append(slices.Clone(r.Layers.Layers), python) }
+	id := w.create(t, with)
+	said := func(id dsec.SandboxID, lines int) (all []string) {
+		p, err := w.r.Process(t.Context(), id, "python")
+		must(t, err)
+		eventually(t, "it says so", func() bool {
+			head, _, _, err := p.Kept(t.Context(), process.Stdout)
+			must(t, err)
+			all = strings.Split(strings.TrimSuffix(string(head), "\n"), "\n")
+			return len(all) >= lines && all[0] != ""
+		})
+		return all
+	}
+	_, err := w.r.Exec(t.Context(), id, process.Spec{ID: "python", Argv: []string{"/usr/bin/python3", "-c", drawsWhenCopied}})
+	must(t, err)
+	said(id, 1)
+	must(t, w.r.KeepMoment(t.Context(), id, "m"))
+	before := time.Now()
+	forks := w.forks(t, "m", with)
+	must(t, w.r.DropMoment(t.Context(), "m"))
+	drawn := map[string]dsec.SandboxID{}
+	for _, fork := range forks {
+		all := said(fork, 2)
+		words := strings.Fields(all[1])
+		if len(all) != 2 || all[0] != "waits" || len(words) != 4 || words[3] != string(fork) {
+			t.Fatalf("%s: %q", fork, all)
+		}
+		for _, number := range words[:2] {
+			if other, ok := drawn[number]; ok {
+				t.Errorf("%s drew %s, as %s did", fork, number, other)
+			}
+			drawn[number] = fork
+		}
+		at, err := strconv.ParseFloat(words[2], 64)
+		must(t, err)
+		if d := time.UnixMicro(int64(at * 1e6)); d.Before(before.Add(-500*time.Millisecond)) || d.After(time.Now().Add(500*time.Millisecond)) {
+			t.Errorf("%s: it was %v when it drew, and the copies were made after %v", fork, d, before)
+		}
+	}
+	if all := said(id, 1); len(all) != 1 {
+		t.Errorf("the source: %q", all)
+	}
 }
 
 // forks makes copies of a moment at once.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -86,6 +87,19 @@ func Busybox(dir string) error {
 		}
 	}
 	return os.Chown(filepath.Join(dir, "home/user"), 1000, 1000)
+}
+
+// Python adds this machine's python3 to a tree: the program, its libraries, and what it imports.
+func Python(dir string) error {
+	const script = `set -e; t=$1; mkdir -p $t/usr/bin $t/usr/lib
+py=$(readlink -f /usr/bin/python3); v=${py##*/}; cp $py $t/usr/bin/; ln -s $v $t/usr/bin/python3
+ldd $py /usr/lib/python3*/lib-dynload/_ctypes*.so | grep -o '/[^ ]*\.so[^ ]*' | grep -v : | sort -u | while read l; do mkdir -p $t${l%/*}; cp -L $l $t$l; done
+mkdir -p $t/usr/lib/$v
+(cd /usr/lib/$v && tar cf - --exclude=test --exclude=idlelib --exclude=tkinter --exclude=lib2to3 --exclude='config-*' --exclude=pydoc_data .) | tar xf - -C $t/usr/lib/$v`
+	if out, err := exec.Command("sh", "-c", script, "sh", dir).CombinedOutput(); err != nil {
+		return fmt.Errorf("add Debian's python3: %w: %s", err, out)
+	}
+	return nil
 }
 
 // New is a layer of what fill puts into a directory.
