@@ -290,7 +290,9 @@ func mountOf(rec *record) guest.Mount {
 		m.Overlay.Lowers = append(m.Overlay.Lowers, fs.Target)
 	}
 	slices.Reverse(m.Overlay.Lowers)
-	m.Mounts = append(m.Mounts, guest.FileSystem{FSType: "ext4", Source: "disk:0", Target: "disk", Options: []string{"noatime", "discard"}})
+	// Not with discard: btrfs counts an extent that was given back in part whole, so that a disk which is filled, emptied and
+	// filled again would be refused what is its own. It keeps the most that it ever held.
+	m.Mounts = append(m.Mounts, guest.FileSystem{FSType: "ext4", Source: "disk:0", Target: "disk", Options: []string{"noatime"}})
 	m.Overlay.Upper, m.Overlay.Work = "disk/upper", "disk/work"
 	spec, image := rec.Request.Spec, rec.Request.Layers.Config
 	m.Defaults = guest.Defaults{User: cmp.Or(spec.User, image.User), Cwd: cmp.Or(spec.Workdir, path.Join("/", image.Workdir)),

@@ -20,7 +20,7 @@ const (
 
 	journal  = 4 << 20  // bytes, of disks that are large enough for one
 	leastFor = 16 << 20 // and that is how large
-	diskRoom = 8 << 20  // that the pool lets a disk have beyond its file system
+	diskRoom = 64 << 20 // that the pool lets a disk have at least
 )
 
 // fileSystemSize is that of the file system in which a sandbox may have so much: it keeps
@@ -33,9 +33,14 @@ func fileSystemSize(limit int64) int64 {
 	return (n + 4095) &^ 4095
 }
 
+// poolLimit is what the pool lets the file of a disk take. The file is as large as its file system, which no guest can
+// exceed. A pool that is btrfs counts more than that: what a file shared with a moment is in two places from the next write on,
+// and an extent counts whole as long as any of it is used; where that is refused, the guest sees a disk that fails.
+func poolLimit(limit int64) int64 { return 4*fileSystemSize(limit) + diskRoom }
+
 // makeDisk makes the disk of a machine, with an empty file system of the sandbox's limit.
 func (r *Runtime) makeDisk(ctx context.Context, name string, limit int64) (err error) {
-	dir, err := r.disks.Create(ctx, name, fileSystemSize(limit)+diskRoom, diskpool.Owner{})
+	dir, err := r.disks.Create(ctx, name, poolLimit(limit), diskpool.Owner{})
 	if err != nil {
 		return err
 	}
@@ -54,7 +59,7 @@ func fillDisk(ctx context.Context, dir *os.File, limit int64) error {
 	f := os.NewFile(uintptr(fd), diskFile)
 	defer func() { _ = f.Close() }()
 	inPlace(f)
-	if err := f.Truncate(diskSize(limit)); err != nil {
+	if err := f.Truncate(fileSystemSize(limit)); err != nil {
 		return err
 	}
 	return format(ctx, f, fileSystemSize(limit))

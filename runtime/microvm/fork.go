@@ -154,7 +154,7 @@ func (r *Runtime) copyDisk(ctx context.Context, from, to string, limit int64) (e
 		return err
 	}
 	defer func() { _ = src.Close() }()
-	dst, err := r.disks.Create(ctx, to, fileSystemSize(limit)+diskRoom, diskpool.Owner{})
+	dst, err := r.disks.Create(ctx, to, poolLimit(limit), diskpool.Owner{})
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package microvm
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -43,4 +44,31 @@ func TestWhatIsNotGivenIsUnsupported(t *testing.T) {
 		}
 		w.nothingLeft(t)
 	}
+}
+
+// A disk that is filled and emptied again and again, also after a moment of it was kept, holds each time what it may, and no
+// read or write of it fails.
+func TestDiskIsFilledAgain(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t)
+	// Files of many sizes, every other of which is removed, so that what is given back lies between what is kept.
+	const fill = `cd /root; i=0; while dd if=/dev/urandom of=$1.$i bs=64k count=$((i%37+1)) 2>/tmp/why; do i=$((i+1)); done
+grep -q "No space left on device" /tmp/why || cat /tmp/why; sync; du -sm . | cut -f1; rm -f $1.*[02468]; touch still-writable; sync`
+	fills := func(word string) {
+		t.Helper()
+		o := w.run(t, id, "set -- "+word+"; "+fill)
+		if mib, err := strconv.Atoi(strings.TrimSpace(o.stdout)); err != nil || mib < 48 || mib > 64 || o.ExitCode != 0 {
+			t.Fatalf("%s: %+v, want 48 to 64 MiB", word, o)
+		}
+	}
+	fills("a")
+	must(t, w.r.KeepMoment(t.Context(), id, "m"))
+	for _, word := range []string{"b", "c", "d", "e", "f"} {
+		fills(word)
+	}
+	must(t, w.r.DropMoment(t.Context(), "m"))
+	must(t, w.r.Stop(t.Context(), id, 0))
+	_, err := w.r.Start(t.Context(), id)
+	must(t, err)
+	fills("g")
 }

@@ -62,8 +62,8 @@ func memorySize(l dsec.Limits, slots []int64) int64 {
 	}
 }
 
-// diskSize is the size of the file behind a machine's disk, of which the file system
-// takes as much as the sandbox may.
+// diskSize is how large a machine that boots finds its disk, so that few templates do for all: copies of it have a file of
+// the size of their file system, and what is asked for beyond is an error.
 func diskSize(limit int64) int64 {
 	for _, n := range []int64{smallDisk, 1 << 40, largeDisk} {
 		if fileSystemSize(limit) <= n {

@@ -57,9 +57,9 @@ func openSized(name string, flags int, size int64) (*os.File, error) {
 	return f, nil
 }
 
-// openAtMost opens a file to read that is no larger.
-func openAtMost(name string, size int64) (*os.File, error) {
-	f, err := openRegular(name, os.O_RDONLY)
+// openAtMost opens a file that is no larger.
+func openAtMost(name string, flags int, size int64) (*os.File, error) {
+	f, err := openRegular(name, flags)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func openAtMost(name string, size int64) (*os.File, error) {
 // openDisk opens a disk for one machine: the lock ends with the last descriptor of this
 // opening, which is QEMU's.
 func openDisk(name string, size int64) (*os.File, error) {
-	f, err := openSized(name, os.O_RDWR, size)
+	f, err := openAtMost(name, os.O_RDWR, size)
 	return lockDisk(name, f, err)
 }
 

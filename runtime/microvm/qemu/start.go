@@ -219,7 +219,7 @@ func (l *line) devices(files *inherit, dev vmm.Devices) {
 	}
 	for i, n := range s.Blocks {
 		if i < len(dev.Blocks) && dev.Blocks[i] != "" {
-			l.blocks = append(l.blocks, files.add(openAtMost(dev.Blocks[i], n)))
+			l.blocks = append(l.blocks, files.add(openAtMost(dev.Blocks[i], os.O_RDONLY, n)))
 		} else {
 			l.blocks = append(l.blocks, files.add(emptyDisk(n)))
 		}

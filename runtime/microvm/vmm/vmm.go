@@ -107,8 +107,9 @@ type Devices struct {
 	// be left out.
 	Blocks []string
 
-	// Disk is a file, exactly of the Shape's size. No two machines share one: the
-	// second is refused as a Conflict.
+	// Disk is a file of at most the Shape's size, which the machine takes the disk to have: what is
+	// read or written behind the end of the file is an error of that in the guest. No two machines
+	// share one: the second is refused as a Conflict.
 	Disk string
 
 	// Base is what a disk of a machine with a firmware holds where nothing was written, exactly of the
