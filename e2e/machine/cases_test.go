@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
@@ -132,10 +133,11 @@ func TestB18_ALongHostNameIsShortened(t *testing.T) {
 func TestC8_KeptOutputIsBoundedOnDisk(t *testing.T) {
 	h := start(t)
 	id := h.create(nil)
-	size := 64 << 20
+	size := 128 << 20
 	if long {
 		size = 5 << 30
 	}
+	before := h.onDisk(id)
 	p, err := h.Exec(t.Context(), id, process.Spec{Argv: []string{"/bin/head", "-c", strconv.Itoa(size), "/dev/zero"}})
 	if err != nil {
 		t.Fatal(err)
@@ -144,18 +146,36 @@ func TestC8_KeptOutputIsBoundedOnDisk(t *testing.T) {
 	if err != nil || r.Stdout.Total != int64(size) || !r.Stdout.Truncated {
 		t.Fatalf("%+v, %v", r, err)
 	}
-	var used int64
-	err = filepath.WalkDir(filepath.Join(h.Dir, "data", "sandboxes"), func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() {
-			if st, err := d.Info(); err == nil {
-				used += st.Size()
-			}
-		}
-		return nil
-	})
-	if err != nil || used > 8<<20 {
-		t.Errorf("%d bytes of kept output on disk, %v", used, err)
+	if more := h.onDisk(id) - before; more > 24<<20 {
+		t.Errorf("%d bytes of kept output, and what the machine noted meanwhile, on disk", more)
 	}
+	if out, r := h.sh(id, "dd if=/dev/urandom of=/root/big bs=1M count=32"); r.ExitCode != 0 { // which would have been seen
+		t.Fatalf("%q, %+v", out, r)
+	}
+	if more := h.onDisk(id) - before; more < 32<<20 {
+		t.Errorf("32 MiB that were written are %d bytes on disk", more)
+	}
+}
+
+// onDisk is what files of the machine take, and all disks in them, after everything was written.
+func (h *host) onDisk(id dsec.SandboxID) (used int64) {
+	h.t.Helper()
+	h.sh(id, "busybox sync")
+	unix.Sync()
+	err := filepath.WalkDir(filepath.Join(h.Dir, "data"), func(path string, d fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil && d.Type().IsRegular() && unix.Lstat(path, &st) == nil { // some end while they are looked at
+			used += st.Blocks * 512
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return used
 }
 
 func TestD16_WhatWasWrittenIsThereAfterStopAndStart(t *testing.T) {

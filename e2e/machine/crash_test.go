@@ -102,7 +102,7 @@ func TestKilledHoldEndsItsSandboxesAsNodeLost(t *testing.T) {
 		t.Errorf("a command of a lost sandbox ended %+v", r)
 	}
 	eventually(t, "a new sandbox works", func() bool {
-		sb, err := h.Create(t.Context(), dsec.Spec{Tier: tier, Image: "box"})
+		sb, err := h.Create(t.Context(), kind)
 		return err == nil && sb.State == dsec.Running
 	})
 }
@@ -138,7 +138,7 @@ func TestG3_CreateAndKillLoopsMeetNothingBusy(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for i := range next {
-				sb, err := h.Create(t.Context(), dsec.Spec{Tier: tier, Image: "box"})
+				sb, err := h.Create(t.Context(), kind)
 				if err != nil {
 					t.Errorf("create %d: %v", i, err)
 					continue
@@ -177,8 +177,8 @@ func TestG21_NothingOfADeadSandboxRunsOn(t *testing.T) {
 	}
 }
 
-// sleepers counts the processes of TestG21 on the machine: its commands, or the monitor of the
-// machine that they are in.
+// sleepers counts the processes of TestG21 on the machine: its commands, and all in control groups of
+// the sandbox, such as the monitor of the machine that they are in.
 func sleepers(t *testing.T, id dsec.SandboxID) (n int) {
 	t.Helper()
 	dirs, err := os.ReadDir("/proc")
@@ -189,8 +189,7 @@ func sleepers(t *testing.T, id dsec.SandboxID) (n int) {
 		line, err := os.ReadFile("/proc/" + d.Name() + "/cmdline")
 		if err == nil && (bytes.Contains(line, []byte("sleep\x0086399")) || bytes.Contains(line, []byte("sleep\x0086398"))) {
 			n++
-		}
-		if groups, err := os.ReadFile("/proc/" + d.Name() + "/cgroup"); err == nil && bytes.Contains(groups, []byte("/vm."+id)) {
+		} else if groups, err := os.ReadFile("/proc/" + d.Name() + "/cgroup"); err == nil && bytes.Contains(groups, []byte(id)) {
 			n++
 		}
 	}
@@ -205,7 +204,7 @@ func TestKillUnderLoadLosesNoRunningSandbox(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				sb, err := h.Create(ctx, dsec.Spec{Tier: tier, Image: "box"})
+				sb, err := h.Create(ctx, kind)
 				if err == nil {
 					_, _ = h.Delete(ctx, sb.ID) // errors are expected while the agent is away
 				}

@@ -53,7 +53,7 @@ func TestFullHostDisk(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	sb, err := h.Create(ctx, dsec.Spec{Tier: tier, Image: "box"})
+	sb, err := h.Create(ctx, kind)
 	if c := dsec.ClassOf(err); c != dsec.NoSpace && c != dsec.ResourceExhausted {
 		t.Errorf("a creation on a full disk: %v, %v", sb.State, err)
 	}
@@ -75,7 +75,7 @@ func TestFullHostDisk(t *testing.T) {
 		t.Errorf("afterwards: %v", err)
 	}
 	eventually(t, "a creation works again", func() bool {
-		_, err := h.Create(ctx, dsec.Spec{Tier: tier, Image: "box"})
+		_, err := h.Create(ctx, kind)
 		return err == nil
 	})
 }
@@ -105,7 +105,7 @@ func TestADiskThatFailsIsBlamed(t *testing.T) {
 	if c := h.check("disk limit"); c.OK || !strings.Contains(c.Detail, "dsec down and dsec up") {
 		t.Errorf("doctor says %+v", c)
 	}
-	if _, err := h.Create(ctx, dsec.Spec{Tier: tier, Image: "box"}); dsec.ClassOf(err) != dsec.Unavailable || !strings.Contains(err.Error(), "read-only") {
+	if _, err := h.Create(ctx, kind); dsec.ClassOf(err) != dsec.Unavailable || !strings.Contains(err.Error(), "read-only") {
 		t.Errorf("a creation: %v", err)
 	}
 	if err := os.Remove(filler); err != nil {

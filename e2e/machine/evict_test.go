@@ -69,11 +69,11 @@ func evictAndRead(t *testing.T, how string) {
 	}
 	id = read(some, "right\n")
 	first := h.demand(dsec.LayerRef(made.Digest))
-	if first.Stalls == 0 || first.Touched <= 0 || first.Plain < first.Touched || first.Here == 0 || first.Here == first.Chunks || !first.Served {
+	if first.Stalls == 0 || first.Touched <= 0 == hosted() || first.Plain < first.Touched || first.Here == 0 || first.Here == first.Chunks || !first.Served {
 		t.Errorf("some of it is read: %+v", first)
 	}
 	evict(id)
-	if tr, err := h.LayerTrace(ctx, "data"); err != nil || tr.Recordings != 1 || tr.Touched < first.Touched {
+	if tr, err := h.LayerTrace(ctx, "data"); hosted() && (err != nil || tr.Recordings != 1 || tr.Touched < first.Touched) {
 		t.Errorf("touched %d, trace: %+v, %v", first.Touched, tr, err)
 	}
 	// All of it, while the loader is killed once; then it is plain files, and goes again.

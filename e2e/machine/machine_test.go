@@ -65,8 +65,9 @@ func start(t *testing.T) *host {
 	return startIn(t, stateDir(t))
 }
 
-// tier is of the sandboxes: DSEC_TEST_TIER, or containers.
-var tier = dsec.Tier(cmp.Or(os.Getenv("DSEC_TEST_TIER"), string(dsec.TierContainer)))
+// kind is of the sandboxes: of the tier DSEC_TEST_TIER, behind DSEC_TEST_ISOLATION; or containers.
+var kind = dsec.Spec{Tier: dsec.Tier(cmp.Or(os.Getenv("DSEC_TEST_TIER"), string(dsec.TierContainer))),
+	Isolation: dsec.Isolation(os.Getenv("DSEC_TEST_ISOLATION")), Image: "box"}
 
 // kernels is where those of virtual machines are, brought by the machine's own apt.
 func kernels(t *testing.T) string {
@@ -82,6 +83,24 @@ func kernels(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// hosted says that programs of sandboxes are processes of the machine, and their layers mounts of it: who they are, and
+// what of a layer they read, is seen from outside.
+func hosted() bool { return kind.Tier == dsec.TierContainer && kind.Isolation == dsec.IsolationDefault }
+
+// runsc is the program that `make runsc` made.
+func runsc(t *testing.T) string {
+	t.Helper()
+	made, err := filepath.Glob("../../.cache/runsc/*/runsc")
+	if err == nil && len(made) == 1 {
+		var path string
+		if path, err = filepath.Abs(made[0]); err == nil {
+			return path
+		}
+	}
+	t.Fatalf("make runsc makes one program, there are %v, %v", made, err)
+	return ""
 }
 
 // stateDir is for the state of one machine, which removes it.
@@ -111,8 +130,11 @@ func startBinary(t *testing.T, binary, dir, lines string, node ...string) *host 
 	t.Helper()
 	n := instances.Add(1)
 	node = append(node, "disk_pool: 8GiB", fmt.Sprintf("max_live: 1000, uid_ranges: %d, uid_base: %d", idRanges, 1<<20+n%16*(idRanges+1)<<16))
-	if tier != dsec.TierContainer {
+	if kind.Tier != dsec.TierContainer {
 		node = append(node, "kernel_cache: "+kernels(t))
+	}
+	if kind.Isolation == dsec.IsolationGVisor {
+		node = append(node, "runsc: "+runsc(t))
 	}
 	conf := "gateway: {listen: ''}\nnode: {" + strings.Join(node, ", ") + "}\n" + lines
 	h := &host{t: t, Machine: up.Start(t, binary, fmt.Sprintf("e%d", n), dir, conf)}
@@ -129,7 +151,8 @@ func (h *host) image(tag string, root []byte) {
 
 func (h *host) create(change func(*dsec.Spec)) dsec.SandboxID {
 	h.t.Helper()
-	s := dsec.Spec{Tier: tier, Image: "box", Limits: dsec.Limits{CPU: 1, Memory: 128 << 20, Pids: 64, Disk: 64 << 20}}
+	s := kind
+	s.Limits = dsec.Limits{CPU: 1, Memory: 128 << 20, Pids: 64, Disk: 64 << 20}
 	if change != nil {
 		change(&s)
 	}

@@ -10,9 +10,9 @@ import (
 // A sandbox of the tier that is a machine of its own: copies of it, its memory on disk, and a killed
 // agent; and what other tiers say when they are asked for that.
 func TestMicroVMFromOutside(t *testing.T) {
-	was := tier
-	tier = dsec.TierMicroVM
-	defer func() { tier = was }()
+	was := kind
+	kind.Tier, kind.Isolation = dsec.TierMicroVM, dsec.IsolationDefault
+	defer func() { kind = was }()
 	h := start(t)
 	id := h.create(func(s *dsec.Spec) { s.Name, s.Network = "work", dsec.NetworkOpen })
 	if out, _ := h.sh(id, "echo kept >/f; hostname"); out != string(id)+"\n" {
@@ -45,7 +45,7 @@ func TestMicroVMFromOutside(t *testing.T) {
 	if sb, err := h.Get(t.Context(), id); err != nil || sb.State != dsec.Running {
 		t.Error(sb, err)
 	}
-	tier = dsec.TierContainer
+	kind.Tier = dsec.TierContainer
 	plain := h.create(nil)
 	if _, err := h.Fork(t.Context(), plain, 1); dsec.ClassOf(err) != dsec.Unsupported || !strings.Contains(err.Error(), "container") {
 		t.Errorf("a copy of a container: %v", err)

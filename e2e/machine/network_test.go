@@ -3,6 +3,7 @@ package machine
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +17,9 @@ import (
 // is refused by the router, so nothing leaves.
 const refused = "echo | nc -w 3 192.0.2.1 80 2>&1; /bin/busybox nslookup x.example 2>&1"
 
+// notPermitted is what they say: a kernel of the sandbox's own is told of it as of a port where nobody listens.
+var notPermitted = regexp.MustCompile("not permitted|refused")
+
 // TestPoliciesOutliveTheAgent: an allow-list is in force when sandbox, agent and
 // command line say so, also while no agent lives.
 func TestPoliciesOutliveTheAgent(t *testing.T) {
@@ -24,7 +28,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	closed := func(when string) {
 		t.Helper()
 		out, _ := h.sh(id, refused)
-		if !strings.Contains(out, "not permitted") || !strings.Contains(out, "NXDOMAIN") {
+		if !notPermitted.MatchString(out) || !strings.Contains(out, "NXDOMAIN") {
 			t.Errorf("%s: %q", when, out)
 		}
 	}
@@ -35,7 +39,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range past {
-			if e.Type == dsec.EventRefused && e.Detail == "tcp 192.0.2.1:80" && e.Fields["generation"] == "1" && e.Fields["refused"] != "" && e.Fields["program"] == "nc" {
+			if e.Type == dsec.EventRefused && e.Detail == "tcp 192.0.2.1:80" && e.Fields["generation"] == "1" && e.Fields["refused"] != "" && (e.Fields["program"] == "nc" || !hosted()) {
 				return true
 			}
 		}
@@ -70,7 +74,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	if out := h.cli("network", string(id), "none"); out != "none, generation 4\n" {
 		t.Errorf("dsec network none: %q", out)
 	}
-	if out, _ := h.sh(id, "echo | nc -w 3 192.0.2.1 80 2>&1"); !strings.Contains(out, "not permitted") {
+	if out, _ := h.sh(id, "echo | nc -w 3 192.0.2.1 80 2>&1"); !notPermitted.MatchString(out) {
 		t.Errorf("with the mode none: %q", out)
 	}
 	if _, err := h.SetNetwork(t.Context(), id, dsec.NetworkPolicy{Mode: dsec.NetworkAllow, Allow: []dsec.NetworkRule{{CIDR: "2001:db8::1"}}}); dsec.ClassOf(err) != dsec.Unsupported {

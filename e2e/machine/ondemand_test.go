@@ -251,7 +251,7 @@ func (h *host) killAtOnce(ctx context.Context, ref dsec.LayerRef, names []string
 	r.work.Wait()
 	var id dsec.SandboxID
 	eventually(h.t, fmt.Sprintf("a sandbox after %v were killed", names), func() bool {
-		sb, err := h.Create(ctx, dsec.Spec{Tier: tier, Image: "box", Layers: []dsec.LayerRef{ref},
+		sb, err := h.Create(ctx, dsec.Spec{Tier: kind.Tier, Isolation: kind.Isolation, Image: "box", Layers: []dsec.LayerRef{ref},
 			Limits: dsec.Limits{CPU: 1, Memory: 128 << 20, Pids: 64, Disk: 64 << 20}})
 		id = sb.ID
 		if err != nil {

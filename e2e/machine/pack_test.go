@@ -75,7 +75,7 @@ func TestABuilderSessionBecomesAnEnvironment(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			sb, err := h.Create(t.Context(), dsec.Spec{Tier: tier, Image: "task:1", Limits: dsec.Limits{Memory: 64 << 20, Disk: 32 << 20, Pids: 32}})
+			sb, err := h.Create(t.Context(), dsec.Spec{Tier: kind.Tier, Isolation: kind.Isolation, Image: "task:1", Limits: dsec.Limits{Memory: 64 << 20, Disk: 32 << 20, Pids: 32}})
 			if err != nil {
 				t.Error(err)
 				return

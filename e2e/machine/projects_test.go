@@ -33,7 +33,7 @@ func TestTagsOfOtherProjectsStayWhereTheyAre(t *testing.T) {
 	h := start(t)
 	ctx, one, two := t.Context(), h.user("p1"), h.user("p2")
 	box := func(c *client.Client, image dsec.LayerRef) (client.Sandbox, error) {
-		return c.Create(ctx, dsec.Spec{Tier: tier, Image: image, Limits: dsec.Limits{Memory: 128 << 20, Disk: 64 << 20}})
+		return c.Create(ctx, dsec.Spec{Tier: kind.Tier, Isolation: kind.Isolation, Image: image, Limits: dsec.Limits{Memory: 128 << 20, Disk: 64 << 20}})
 	}
 	before, err := h.InspectLayer(ctx, "box")
 	if err != nil {
@@ -97,7 +97,7 @@ func TestWrongRequestsAreTheCallers(t *testing.T) {
 			}
 		},
 	} {
-		s := dsec.Spec{Tier: tier, Image: "box"}
+		s := kind
 		change(&s)
 		if _, err := h.Create(ctx, s); dsec.ClassOf(err) != dsec.Invalid {
 			t.Errorf("%s: %v", what, err)
