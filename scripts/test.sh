@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests: all of them, or only those named (go, py, vm).
+# Runs the tests: all of them, or only those named (go, py, tiers, vm).
 # DSEC_LONG=1 gives the full lengths. Packages that look at the whole machine, or
 # make of it what others would see, run one after the other; the rest two at a time.
 set -euo pipefail
@@ -20,11 +20,18 @@ run_go() {
   go list ./... | grep -E "$alone" | grep -vx "${slow:-none}" | xargs go test -race -count=1 -p 1 -timeout "$timeout"
   if [ -n "$slow" ]; then CGO_ENABLED=0 go test -count=1 -timeout "$timeout" "$slow"; fi
   if [ -n "${DSEC_LONG:-}" ]; then
-    # The cases of whole machines that do not need to see into a sandbox from outside.
-    DSEC_LONG= DSEC_TEST_TIER=microvm go test -race -count=1 -timeout "$timeout" -run 'A25|B11|B18|C8|D16|G1_|G3_|G21|KilledGateway|KilledHold|KillUnderLoad' ./e2e/machine
+    run_tiers
     scripts/fuzz.sh 60s
     run_vm
   fi
+}
+# The cases of whole machines that look at a sandbox as its users do; layers come to gVisor whole, so that no read waits for one.
+run_tiers() {
+  cases='A25|B11|B18|C8|D13|D16|G1_|G3_|G21|I5|KilledGateway|KilledHold|KillUnderLoad|FullHost|PoliciesOut|SeesPackages|NewVersion|AFailedRollout|WrongReq|OneSandboxCannot|DirectoriesAnd|DownOnAFull'
+  echo "== whole machines of microVMs"
+  DSEC_LONG= DSEC_TEST_TIER=microvm go test -race -count=1 -timeout "$timeout" -run "$cases|Evicted|AnOutage|WhoMayHave|WhatLayers" ./e2e/machine
+  echo "== whole machines of containers behind gVisor"
+  DSEC_LONG= DSEC_TEST_ISOLATION=gvisor go test -race -count=1 -timeout "$timeout" -run "$cases" ./e2e/machine
 }
 run_py() {
   echo "== mypy, pytest over the fake tier, then over containers"
@@ -44,6 +51,7 @@ case $what in
   all) run_go; run_py ;;
   go) run_go ;;
   py) run_py ;;
+  tiers) run_tiers ;;
   vm) run_vm ;;
   *) echo "test.sh: unknown part $what" >&2; exit 2 ;;
 esac
