@@ -10,6 +10,7 @@ import (
 	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/internal/lifecycle"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/gvisor/inside"
 	"github.com/opendsec/dsec/runtime/tier"
 )
 
@@ -138,13 +139,14 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 	if r.adoptEnds(ctx, sb, info); sb.GetPhase() == tier.Ended {
 		return nil
 	}
-	if sb.Paused, err = g.Frozen(); err != nil {
-		return err
+	if sb.Paused = sb.rec.Still; sb.Paused { // an earlier process may have died before it was, or after it was no more
+		if err := r.tell(ctx, sb, inside.RolePause); err != nil {
+			return err
+		}
 	}
 	if info.Held == sb.Paused {
 		return nil
 	}
-	// An earlier process died between the freezer and the clocks.
 	return r.hold.HoldClock(ctx, name(sb.ID), sb.Paused)
 }
 

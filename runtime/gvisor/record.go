@@ -28,6 +28,8 @@ type record struct {
 	Begun   time.Time       `json:"begun"`   // of the last creation or start
 	Starts  int             `json:"starts"`  // 1 after creation
 	Stopped bool            `json:"stopped"` //
+	// Still is set before a sandbox is paused, and cleared after it went on.
+	Still bool `json:"still,omitempty"`
 	// Network is the policy that was set after creation; nil: as in the request.
 	Network *dsec.NetworkPolicy `json:"network,omitempty"`
 	Last    *runtime.Stats      `json:"last,omitempty"` // when it stopped

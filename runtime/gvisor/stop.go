@@ -91,8 +91,10 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 	if sb.GetPhase() == tier.Stopped {
 		return nil
 	}
-	if err := r.thaw(ctx, sb); err != nil {
-		return tier.Wrap(op, id, err)
+	if sb.IsPaused() {
+		if err := r.goOn(ctx, sb); err != nil {
+			return tier.Wrap(op, id, err)
+		}
 	}
 	if grace > 0 && sb.GetPhase() == tier.Running {
 		r.ask(ctx, sb, grace)
@@ -142,7 +144,7 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	}
 	r.images.Unuse(name(sb.ID))
 	rec := *sb.record()
-	rec.Stopped, rec.Last = true, &last
+	rec.Stopped, rec.Still, rec.Last = true, false, &last
 	if err := writeRecord(r.dir(sb.ID), &rec); err != nil {
 		return dsec.E(dsec.Internal, "write state of sandbox", string(sb.ID), err)
 	}

@@ -147,3 +147,37 @@ func saveMain(s Save) error {
 	}
 	return os.Rename(tmp, s.File)
 }
+
+// stillFile is there while the sandbox is paused, or is about to be.
+const stillFile = StateDir + "/still"
+
+// pause has the sentry stop all tasks.
+func (r Runsc) pause() error {
+	if err := os.WriteFile(stillFile, nil, 0o600); err != nil {
+		return err
+	}
+	return r.become("pause", "paused")
+}
+
+// resume has them go on.
+func (r Runsc) resume() error {
+	if err := r.become("resume", "running"); err != nil {
+		return err
+	}
+	if err := os.Remove(stillFile); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// become has the sandbox be in a state, in which it may be already.
+func (r Runsc) become(verb, state string) error {
+	cmd := exec.Command(r.Path)
+	cmd.Args = append(append([]string{"runsc"}, r.Flags...), verb, r.Name)
+	cmd.Env = []string{"PATH=/bin"}
+	said, err := cmd.CombinedOutput()
+	if text := strings.TrimSpace(string(said)); err != nil && !strings.Contains(text, "in state "+state) {
+		return fmt.Errorf("runsc %s: %w: %s", verb, err, text)
+	}
+	return nil
+}

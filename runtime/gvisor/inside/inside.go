@@ -8,6 +8,7 @@
 //	              signals on, and ends as it ends
 //	gvisor-dial   gives a socket to a file service inside, or to what joins it with a port
 //	gvisor-save   ends what runs inside, and writes the upper layer down
+//	gvisor-pause  has the sentry stop all tasks, and gvisor-resume has it go on
 //
 // Inside, run from a descriptor, so there is no file of ours:
 //
@@ -38,6 +39,9 @@ const (
 	RoleExec = Prefix + "exec" // Command, then "--", program and arguments
 	RoleDial = Prefix + "dial" // Service
 	RoleSave = Prefix + "save" // Save
+
+	RolePause  = Prefix + "pause"  // Runsc
+	RoleResume = Prefix + "resume" // Runsc
 )
 
 const (
@@ -117,6 +121,10 @@ func Main(args []string) int {
 		err = with(args, dialMain)
 	case RoleSave:
 		err = with(args, saveMain)
+	case RolePause:
+		err = with(args, func(r Runsc) error { return r.pause() })
+	case RoleResume:
+		err = with(args, func(r Runsc) error { return r.resume() })
 	case roleInit:
 		err = with(args, initMain)
 	case roleGuard:

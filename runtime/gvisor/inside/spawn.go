@@ -69,9 +69,9 @@ func (w Who) process(argv []string) ociProcess {
 // line is the host's end of the socket to a program inside.
 type line struct{ c *net.UnixConn }
 
-// spawn has a program of ours started inside, with a socket to it and with stdio, or
+// trySpawn has a program of ours started inside, with a socket to it and with stdio, or
 // with that of this process where that is a terminal. When it returns, runsc is no more.
-func (r Runsc) spawn(p ociProcess, stdio [3]*os.File) (line, error) {
+func (r Runsc) trySpawn(p ociProcess, stdio [3]*os.File) (line, error) {
 	turn, err := r.turn()
 	if err != nil {
 		return line{}, err
@@ -94,6 +94,24 @@ func (r Runsc) spawn(p ociProcess, stdio [3]*os.File) (line, error) {
 		return line{}, err
 	}
 	return l, nil
+}
+
+// spawn is trySpawn for one that may meet a pause: it waits until that is over, as what runs inside does.
+func (r Runsc) spawn(p ociProcess, stdio [3]*os.File) (line, error) {
+	for {
+		l, err := r.trySpawn(p, stdio)
+		if err == nil || !still() && !strings.Contains(err.Error(), "in state paused") {
+			return l, err
+		}
+		for still() {
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+}
+
+func still() bool {
+	_, err := os.Stat(stillFile)
+	return err == nil
 }
 
 func (r Runsc) start(p ociProcess, l line, theirs *os.File, stdio [3]*os.File) error {
