@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 
@@ -14,6 +15,25 @@ import (
 var _ vmm.Desk = (*machine)(nil)
 
 func (m *machine) Resets() <-chan struct{} { return m.resets }
+
+func (m *machine) Full() <-chan struct{} { return m.full }
+
+// notify has a channel have an element.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // it was told, and not heard yet
+	}
+}
+
+// noRoom reports whether a BLOCK_IO_ERROR is one for which QEMU stops a machine: a file that could not grow.
+func noRoom(data json.RawMessage) bool {
+	var e struct {
+		Action  string `json:"action"`
+		NoSpace bool   `json:"nospace"`
+	}
+	return json.Unmarshal(data, &e) == nil && e.Action == "stop" && e.NoSpace
+}
 
 func (m *machine) Console() []byte { return m.said.bytes() }
 

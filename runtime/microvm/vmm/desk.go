@@ -39,6 +39,10 @@ type Desk interface {
 	// Resets gets an element each time it has begun anew, whoever did it; one that was
 	// not taken stands for all that follow.
 	Resets() <-chan struct{}
+
+	// Full gets an element when the file of the disk could not grow and the machine, which did not ask for more
+	// than its disk has, was stopped for it. One that is resumed tries again.
+	Full() <-chan struct{}
 }
 
 // Input is one event. Exactly one of Key, Button and Axis is set.
