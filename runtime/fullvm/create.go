@@ -255,7 +255,7 @@ func (b *build) agent(ctx context.Context) error {
 	defer cancel()
 	_, err := b.sb.await(ctx)
 	if err != nil {
-		if err := b.full(); err != nil {
+		if err := b.stuck(); err != nil {
 			return err
 		}
 		console := tailOf(b.sb.machineNow().Console())
@@ -280,12 +280,17 @@ func (b *build) main(ctx context.Context) error {
 	return err
 }
 
-// full is why a machine was killed on its way, if its disk had no room for what it wrote.
-func (b *build) full() error {
+// stuck is why a machine was killed on its way, if its disk could not be written.
+func (b *build) stuck() error {
 	b.sb.Mu.Lock()
 	defer b.sb.Mu.Unlock()
-	if x := b.sb.early; x != nil && (x.Cause == dsec.CauseDiskFull || x.Cause == dsec.CauseInfraCapacity) {
-		return dsec.Errorf(dsec.NoSpace, "boot", "virtual machine", "%s", strings.Join(x.Evidence, "; "))
+	if x := b.sb.early; x != nil {
+		switch x.Cause {
+		case dsec.CauseDiskFull, dsec.CauseInfraCapacity:
+			return dsec.Errorf(dsec.NoSpace, "boot", "virtual machine", "%s", strings.Join(x.Evidence, "; "))
+		case dsec.CauseInfraDisk:
+			return dsec.Errorf(dsec.Unavailable, "boot", "virtual machine", "%s", strings.Join(x.Evidence, "; "))
+		}
 	}
 	return nil
 }
@@ -295,7 +300,7 @@ func (b *build) made(context.Context) error {
 	if err := b.update(func(rec *record) { rec.Made = rec.Starts }); err != nil {
 		return err
 	}
-	if err := b.full(); err != nil {
+	if err := b.stuck(); err != nil {
 		return err
 	}
 	b.sb.Mu.Lock()

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/internal/lifecycle"
@@ -81,19 +83,21 @@ func (r *Runtime) verdict(sb *sandbox, err error) runtime.Exit {
 	return x
 }
 
-// diskFull ends a sandbox whose machine stands still because its disk could not grow. It cannot go on without an
-// error that its file system does not expect: what it wrote until then is as after a loss of power.
-func (r *Runtime) diskFull(ctx context.Context, sb *sandbox) {
-	x := runtime.Exit{Cause: dsec.CauseInfraCapacity, By: dsec.InducedByUnknown, Evidence: []string{"the disk pool has no room for what the machine wrote"}}
+// diskStuck ends a sandbox whose machine stands still because its disk could not be written. It cannot go on without
+// an error that its file system does not expect: what it wrote until then is as after a loss of power.
+func (r *Runtime) diskStuck(ctx context.Context, sb *sandbox, why string) {
 	u, err := r.cfg.Disks.Usage(ctx, string(sb.ID))
+	x := runtime.Exit{By: dsec.InducedByPlatform, Evidence: []string{"its disk could not be written: " + why}}
 	switch {
 	case ctx.Err() != nil:
 		return
-	case err != nil:
-		x.Evidence = append(x.Evidence, err.Error())
-	case u.Used+nearFull >= u.Limit:
-		x = runtime.Exit{Cause: dsec.CauseDiskFull, By: dsec.InducedBySelf,
-			Evidence: []string{fmt.Sprintf("the machine wrote to its disk what its limit has no room for: %d bytes with its marks, limit %d bytes", u.Used, u.Limit)}}
+	case err == nil && u.Used+nearFull >= u.Limit:
+		x.Cause, x.By = dsec.CauseDiskFull, dsec.InducedBySelf
+		x.Evidence = append(x.Evidence, fmt.Sprintf("it has %d bytes with its marks, limit %d bytes", u.Used, u.Limit))
+	case strings.EqualFold(why, unix.ENOSPC.Error()): // as libc spells it
+		x.Cause = dsec.CauseInfraCapacity
+	default:
+		x.Cause = dsec.CauseInfraDisk
 	}
 	if r.end(sb, x) {
 		r.finish(sb, nil)

@@ -49,8 +49,8 @@ func (r *Runtime) attend(sb *sandbox, vm vmm.VM) error {
 					r.machineEnded(sb, desk)
 				}
 				return
-			case <-desk.Full():
-				r.diskFull(ctx, sb)
+			case why := <-desk.Stuck():
+				r.diskStuck(ctx, sb, why)
 			case <-ctx.Done():
 				return
 			}

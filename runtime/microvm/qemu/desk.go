@@ -16,23 +16,35 @@ var _ vmm.Desk = (*machine)(nil)
 
 func (m *machine) Resets() <-chan struct{} { return m.resets }
 
-func (m *machine) Full() <-chan struct{} { return m.full }
+func (m *machine) Stuck() <-chan string { return m.stuck }
 
 // notify has a channel have an element.
-func notify(c chan<- struct{}) {
+func notify[T any](c chan<- T, v T) {
 	select {
-	case c <- struct{}{}:
+	case c <- v:
 	default: // it was told, and not heard yet
 	}
 }
 
-// noRoom reports whether a BLOCK_IO_ERROR is one for which QEMU stops a machine: a file that could not grow.
-func noRoom(data json.RawMessage) bool {
+// portClosed reports whether a VSERPORT_CHANGE is that nobody in the guest has the port open any more.
+func portClosed(data json.RawMessage) bool {
 	var e struct {
-		Action  string `json:"action"`
-		NoSpace bool   `json:"nospace"`
+		Open *bool `json:"open"`
 	}
-	return json.Unmarshal(data, &e) == nil && e.Action == "stop" && e.NoSpace
+	return json.Unmarshal(data, &e) == nil && e.Open != nil && !*e.Open
+}
+
+// stuck is why a machine was stopped, if a BLOCK_IO_ERROR says that it was; what QEMU calls no space
+// is not all of it: a quota is another error.
+func stuck(data json.RawMessage) (why string, stopped bool) {
+	var e struct {
+		Action string `json:"action"`
+		Reason string `json:"reason"`
+	}
+	if json.Unmarshal(data, &e) != nil || e.Action != "stop" {
+		return "", false
+	}
+	return e.Reason, true
 }
 
 func (m *machine) Console() []byte { return m.said.bytes() }

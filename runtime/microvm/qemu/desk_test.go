@@ -2,25 +2,37 @@ package qemu
 
 import "testing"
 
+func TestWhoLetsGoOfThePortIsTold(t *testing.T) {
+	m := &machine{resets: make(chan struct{}, 1), stuck: make(chan string, 1)}
+	for text, want := range map[string]int{`{"open":false,"id":"port"}`: 1, `{"open":true,"id":"port"}`: 0, `{"id":"port"}`: 0, `[]`: 0} {
+		m.event("VSERPORT_CHANGE", []byte(text))
+		if got := len(m.resets); got != want {
+			t.Errorf("%s: told %d times", text, got)
+		}
+		for len(m.resets) > 0 {
+			<-m.resets
+		}
+	}
+}
+
 func TestStandingStillForWantOfRoomIsTold(t *testing.T) {
-	m := &machine{resets: make(chan struct{}, 1), full: make(chan struct{}, 1)}
-	for text, want := range map[string]bool{
-		`{"device":"","node-name":"disk","nospace":true,"operation":"write","action":"stop","reason":"No space left on device"}`: true,
-		`{"device":"","node-name":"disk","nospace":false,"operation":"write","action":"report","reason":"Input/output error"}`:   false,
-		`{"device":"","node-name":"disk","nospace":true,"operation":"write","action":"report"}`:                                  false,
-		`{"action":7}`: false,
-		``:             false,
+	m := &machine{resets: make(chan struct{}, 1), stuck: make(chan string, 1)}
+	for text, want := range map[string]string{
+		`{"device":"","node-name":"disk","nospace":true,"operation":"write","action":"stop","reason":"No space left on device"}`: "No space left on device",
+		`{"device":"","node-name":"disk","nospace":false,"operation":"write","action":"stop","reason":"Disk quota exceeded"}`:    "Disk quota exceeded",
+		`{"device":"","node-name":"disk","nospace":false,"operation":"read","action":"report","reason":"Input/output error"}`:    "",
+		`{"action":7}`: "",
+		``:             "",
 	} {
 		for range 2 { // one stands for all that were not heard
 			m.event("BLOCK_IO_ERROR", []byte(text))
 		}
-		heard := 0
-		for len(m.full) > 0 {
-			<-m.full
-			heard++
+		heard := ""
+		for len(m.stuck) > 0 {
+			heard += <-m.stuck
 		}
-		if (heard == 1) != want || heard > 1 {
-			t.Errorf("%s: told %d times", text, heard)
+		if heard != want {
+			t.Errorf("%s: told %q", text, heard)
 		}
 	}
 	if len(m.resets) > 0 {

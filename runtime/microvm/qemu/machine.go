@@ -32,7 +32,7 @@ type machine struct {
 	done  chan struct{}
 
 	resets chan struct{} // see vmm.Desk
-	full   chan struct{}
+	stuck  chan string
 
 	rec     *owned // nil: it has no name
 	adopted bool   // not started by this process, which may have missed something
@@ -60,10 +60,14 @@ func (m *machine) run(out *os.File, mon *monitor) {
 func (m *machine) event(name string, data json.RawMessage) {
 	switch name {
 	case "RESET":
-		notify(m.resets)
+		notify(m.resets, struct{}{})
+	case "VSERPORT_CHANGE":
+		if portClosed(data) {
+			notify(m.resets, struct{}{})
+		}
 	case "BLOCK_IO_ERROR":
-		if noRoom(data) {
-			notify(m.full)
+		if why, stopped := stuck(data); stopped {
+			notify(m.stuck, why)
 		}
 	case "SHUTDOWN":
 		m.shutdown(data)
