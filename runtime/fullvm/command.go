@@ -43,7 +43,11 @@ func (e *execution) do(ctx context.Context, fn func(process.Process) error) erro
 			return e.translate(err)
 		}
 		next, ferr := e.found(ctx)
-		if ferr != nil {
+		switch dsec.ClassOf(ferr) {
+		case "":
+		case dsec.NotFound: // it went with the agent that it was of
+			return e.translate(ferr)
+		default:
 			return e.translate(err)
 		}
 		e.mu.Lock()
