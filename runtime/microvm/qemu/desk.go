@@ -26,12 +26,19 @@ func notify[T any](c chan<- T, v T) {
 	}
 }
 
-// portClosed reports whether a VSERPORT_CHANGE is that nobody in the guest has the port open any more.
-func portClosed(data json.RawMessage) bool {
+// portChanged is called with each VSERPORT_CHANGE. Of changes in one second QEMU tells the first and the last: a port
+// that is opened while it is open was closed in between.
+func (m *machine) portChanged(data json.RawMessage) {
 	var e struct {
 		Open *bool `json:"open"`
 	}
-	return json.Unmarshal(data, &e) == nil && e.Open != nil && !*e.Open
+	if json.Unmarshal(data, &e) != nil || e.Open == nil {
+		return
+	}
+	if m.portOpen || !*e.Open {
+		notify(m.resets, struct{}{})
+	}
+	m.portOpen = *e.Open
 }
 
 // stuck is why a machine was stopped, if a BLOCK_IO_ERROR says that it was; what QEMU calls no space

@@ -4,10 +4,16 @@ import "testing"
 
 func TestWhoLetsGoOfThePortIsTold(t *testing.T) {
 	m := &machine{resets: make(chan struct{}, 1), stuck: make(chan string, 1)}
-	for text, want := range map[string]int{`{"open":false,"id":"port"}`: 1, `{"open":true,"id":"port"}`: 0, `{"id":"port"}`: 0, `[]`: 0} {
-		m.event("VSERPORT_CHANGE", []byte(text))
-		if got := len(m.resets); got != want {
-			t.Errorf("%s: told %d times", text, got)
+	for i, c := range []struct {
+		text string
+		want int
+	}{
+		{`{"open":true,"id":"port"}`, 0}, {`{"id":"port"}`, 0}, {`[]`, 0}, {`{"open":false,"id":"port"}`, 1}, {`{"open":true,"id":"port"}`, 0},
+		{`{"open":true,"id":"port"}`, 1}, // closed in between
+	} {
+		m.event("VSERPORT_CHANGE", []byte(c.text))
+		if got := len(m.resets); got != c.want {
+			t.Errorf("%d, %s: told %d times", i, c.text, got)
 		}
 		for len(m.resets) > 0 {
 			<-m.resets

@@ -34,6 +34,8 @@ type machine struct {
 	resets chan struct{} // see vmm.Desk
 	stuck  chan string
 
+	portOpen bool // in the guest, as far as event was told
+
 	rec     *owned // nil: it has no name
 	adopted bool   // not started by this process, which may have missed something
 
@@ -62,9 +64,7 @@ func (m *machine) event(name string, data json.RawMessage) {
 	case "RESET":
 		notify(m.resets, struct{}{})
 	case "VSERPORT_CHANGE":
-		if portClosed(data) {
-			notify(m.resets, struct{}{})
-		}
+		m.portChanged(data)
 	case "BLOCK_IO_ERROR":
 		if why, stopped := stuck(data); stopped {
 			notify(m.stuck, why)
