@@ -58,13 +58,19 @@ func (c *clock) hold(held bool) {
 		return
 	}
 	now := time.Now()
-	if passed := now.Sub(c.since); held {
-		c.left -= passed
+	if held {
+		c.left -= now.Sub(c.since)
 	} else {
-		c.total += passed
+		c.total += stood(c.since, now)
 	}
 	c.held, c.since = held, now
 	c.armLocked()
+}
+
+// stood is how long something was held. A machine that was stopped meanwhile has not counted that, but was told
+// what time it is now.
+func stood(since, now time.Time) time.Duration {
+	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))
 }
 
 // stop ends the clock and returns how long it was held.
@@ -72,7 +78,7 @@ func (c *clock) stop() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.on && c.held {
-		c.total += time.Since(c.since)
+		c.total += stood(c.since, time.Now())
 	}
 	c.on = false
 	for _, t := range []*time.Timer{c.soft, c.hard} {

@@ -2,7 +2,10 @@ package agent
 
 import (
 	"context"
+	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -41,6 +44,29 @@ func (sb *sandbox) memoryPeak() int64 {
 	return number(sb.group.file("memory.peak"))
 }
 
+// memoryUsed is what the machine has not got for more programs.
+func memoryUsed() int64 {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	var total, free int64
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) != 3 {
+			continue
+		}
+		n, _ := strconv.ParseInt(f[1], 10, 64)
+		switch f[0] {
+		case "MemTotal:":
+			total = n << 10
+		case "MemAvailable:":
+			free = n << 10
+		}
+	}
+	return max(total-free, 0)
+}
+
 func (a *Agent) stats() (*guest.Stats, error) {
 	sb, err := a.there("read stats")
 	if err != nil {
@@ -50,6 +76,10 @@ func (a *Agent) stats() (*guest.Stats, error) {
 	denied, _ := counter(g.file("pids.events"), "max")
 	s := &guest.Stats{CPU: g.cpu(), Throttled: g.throttled(), Memory: number(g.file("memory.current")), MemoryPeak: sb.memoryPeak(),
 		Pids: g.pids(), PidsPeak: number(g.file("pids.peak")), PidsDenied: denied, OOMKills: sb.oomKills()}
+	if a.service { // all that runs in it is the sandbox
+		s.Memory = memoryUsed()
+		s.MemoryPeak = max(s.MemoryPeak, s.Memory)
+	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Join(a.dir, "mnt", sb.spec.Overlay.Upper), &st); err == nil {
 		s.Disk, s.DiskSize = int64(st.Blocks-st.Bfree)*st.Bsize, int64(st.Blocks)*st.Bsize

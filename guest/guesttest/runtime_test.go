@@ -166,6 +166,9 @@ func (r *tier) Create(ctx context.Context, req runtime.Request) ([]dsec.Step, er
 	if more := capsOf(profile) & guest.Withheld; more != 0 {
 		return nil, dsec.Errorf(dsec.Unsupported, op, string(req.ID), "the profile %s has capabilities %#x that no guest gives", profile, more)
 	}
+	if len(req.Spec.Phases) > 0 {
+		return nil, dsec.Errorf(dsec.Unsupported, op, string(req.ID), "tier %s has no phases", r.Tier())
+	}
 	b, done, err := r.acquire(ctx, op, req.ID, true)
 	if err != nil {
 		return nil, err

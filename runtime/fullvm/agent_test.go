@@ -21,7 +21,7 @@ import (
 type agentJob struct {
 	Dir  string // of the world
 	Name string // of its control groups
-	Stop string // where it says "there", and hangs: made, mark
+	Stop string // where it says "there", and hangs: made, mark; else the failpoint at which it is killed
 	Req  runtime.Request
 }
 
@@ -49,6 +49,9 @@ func agent(text string) {
 	check(err)
 	r, err := Open(ctx, Config{Dir: filepath.Join(j.Dir, "sandboxes"), Machines: driver, Groups: groups, Disks: disks, Mounts: mounts, Lost: h.Done()})
 	check(err)
+	if j.Stop != "made" && j.Stop != "mark" {
+		failpoint.Arm(j.Stop, failpoint.Kill())
+	}
 	_, err = r.Create(ctx, j.Req)
 	check(err)
 	if j.Stop == "mark" {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -254,6 +255,9 @@ func (b *build) agent(ctx context.Context) error {
 	defer cancel()
 	_, err := b.sb.await(ctx)
 	if err != nil {
+		if err := b.stuck(); err != nil {
+			return err
+		}
 		console := tailOf(b.sb.machineNow().Console())
 		return dsec.Errorf(dsec.ClassOf(err), "boot", "virtual machine", "its agent has not answered: %w; its console: %s", err, console)
 	}
@@ -276,19 +280,42 @@ func (b *build) main(ctx context.Context) error {
 	return err
 }
 
-// made is the end of the way, unless the machine has ended before.
+// stuck is why a machine was killed on its way, if its disk could not be written.
+func (b *build) stuck() error {
+	b.sb.Mu.Lock()
+	defer b.sb.Mu.Unlock()
+	if x := b.sb.early; x != nil {
+		switch x.Cause {
+		case dsec.CauseDiskFull, dsec.CauseInfraCapacity:
+			return dsec.Errorf(dsec.NoSpace, "boot", "virtual machine", "%s", strings.Join(x.Evidence, "; "))
+		case dsec.CauseInfraDisk:
+			return dsec.Errorf(dsec.Unavailable, "boot", "virtual machine", "%s", strings.Join(x.Evidence, "; "))
+		}
+	}
+	return nil
+}
+
+// made is the end of the way, unless the machine has ended before. What the main command did meanwhile is told now.
 func (b *build) made(context.Context) error {
 	if err := b.update(func(rec *record) { rec.Made = rec.Starts }); err != nil {
 		return err
 	}
+	if err := b.stuck(); err != nil {
+		return err
+	}
 	b.sb.Mu.Lock()
-	defer b.sb.Mu.Unlock()
 	select {
 	case <-b.sb.vm.Done():
+		defer b.sb.Mu.Unlock()
 		return dsec.E(dsec.Unavailable, "boot", "virtual machine", b.sb.vm.Err())
 	default:
 	}
-	b.sb.Phase, b.sb.Stopping = tier.Running, false
+	early, c := b.sb.early, b.sb.client
+	b.sb.Phase, b.sb.Stopping, b.sb.early = tier.Running, false, nil
+	b.sb.Mu.Unlock()
+	if early != nil && b.r.end(b.sb, *early) {
+		b.r.tasks.Go(func() { b.r.finish(b.sb, c) })
+	}
 	return nil
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/internal/lifecycle"
@@ -19,10 +21,13 @@ import (
 func (r *Runtime) Exits() <-chan runtime.Exit { return r.ends.C() }
 
 // end marks a running sandbox as ended and reports it, once. It returns false if the sandbox did not
-// run, or is being ended anyway.
+// run, or is being ended anyway. The end of one that is being made is kept until it is.
 func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
 	x.ID = sb.ID
 	sb.Mu.Lock()
+	if sb.Phase == tier.Making && sb.early == nil {
+		sb.early = &x
+	}
 	if sb.Phase != tier.Running || sb.Stopping {
 		sb.Mu.Unlock()
 		return false
@@ -78,6 +83,33 @@ func (r *Runtime) verdict(sb *sandbox, err error) runtime.Exit {
 	return x
 }
 
+// diskStuck ends a sandbox whose machine stands still because its disk could not be written. It cannot go on without
+// an error that its file system does not expect: what it wrote until then is as after a loss of power.
+func (r *Runtime) diskStuck(ctx context.Context, sb *sandbox, why string) {
+	u, err := r.cfg.Disks.Usage(ctx, string(sb.ID))
+	x := runtime.Exit{By: dsec.InducedByPlatform, Evidence: []string{"its disk could not be written: " + why}}
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err == nil && u.Used+nearFull >= u.Limit:
+		x.Cause, x.By = dsec.CauseDiskFull, dsec.InducedBySelf
+		x.Evidence = append(x.Evidence, fmt.Sprintf("it has %d bytes with its marks, limit %d bytes", u.Used, u.Limit))
+	case strings.EqualFold(why, unix.ENOSPC.Error()): // as libc spells it
+		x.Cause = dsec.CauseInfraCapacity
+	default:
+		x.Cause = dsec.CauseInfraDisk
+	}
+	if r.end(sb, x) {
+		r.finish(sb, nil)
+	} else if vm := sb.machineNow(); vm != nil && sb.GetPhase() == tier.Making {
+		vm.Kill() // who waits for it to boot waits in vain
+	}
+}
+
+// nearFull is what of a limit cannot be used by a write: a cluster of the disk, and what the file system of the pool
+// needs to note it.
+const nearFull = 1 << 20
+
 // selfEnded ends a sandbox whose programs have ended what it is for.
 func (r *Runtime) selfEnded(sb *sandbox, why string) {
 	if r.end(sb, runtime.Exit{Cause: dsec.CauseAgentDamage, By: dsec.InducedBySelf, Evidence: []string{why}}) {
@@ -114,12 +146,18 @@ func (r *Runtime) watchCommand(sb *sandbox, c *guest.Client, p process.Process) 
 		case res.Signal != 0:
 			x.Cause, x.Evidence = dsec.CauseAgentError, []string{fmt.Sprintf("the main process was ended by signal %d (%s)", res.Signal, syscall.Signal(res.Signal))}
 		}
-		if !r.end(sb, x) {
-			return
+		if r.end(sb, x) {
+			r.finish(sb, c)
 		}
-		sctx, scancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
-		defer scancel()
-		_ = c.Shutdown(sctx, 0) // the disk has what it wrote, if it answers
-		r.tasks.Go(func() { r.off(sb) })
 	})
+}
+
+// finish turns off the machine of a sandbox that has ended.
+func (r *Runtime) finish(sb *sandbox, c *guest.Client) {
+	if c != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.life), lifecycle.UndoLimit)
+		defer cancel()
+		_ = c.Shutdown(ctx, 0) // the disk has what it wrote, if it answers
+	}
+	r.tasks.Go(func() { r.off(sb) })
 }

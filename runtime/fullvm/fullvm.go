@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -133,23 +134,36 @@ func (r *Runtime) dir(id dsec.SandboxID) string { return filepath.Join(r.cfg.Dir
 
 // List tells of every sandbox, those being made or removed included.
 func (r *Runtime) List(ctx context.Context) ([]runtime.Status, error) {
-	var list []runtime.Status
-	for _, sb := range r.boxes.All() {
+	ctx, cancel := context.WithTimeout(ctx, listTime) // for all: they are asked at once
+	defer cancel()
+	boxes := r.boxes.All()
+	all := make([]runtime.Status, len(boxes))
+	var asked sync.WaitGroup
+	for i, sb := range boxes {
 		sb.Mu.Lock()
 		st := runtime.Status{ID: sb.ID, Running: sb.Phase == tier.Running, Paused: sb.Phase == tier.Running && sb.rec.Paused}
-		there, c := sb.Phase != tier.Absent, sb.client
+		there, ask := sb.Phase != tier.Absent, st.Running && !st.Paused && sb.rec.Image.Agent
 		sb.Mu.Unlock()
 		if !there {
 			continue
 		}
-		if c != nil && st.Running && !st.Paused {
-			lctx, cancel := context.WithTimeout(ctx, listTime)
-			st.Execs, _ = c.List(lctx) // of a guest that does not answer nobody knows
-			cancel()
+		all[i] = st
+		if ask {
+			asked.Go(func() { all[i].Execs = sb.execs(ctx) })
 		}
-		list = append(list, st)
 	}
-	return list, nil
+	asked.Wait()
+	return slices.DeleteFunc(all, func(s runtime.Status) bool { return s.ID == "" }), nil
+}
+
+// execs are the commands of a machine with an agent. Of one that does not answer nobody knows any.
+func (sb *sandbox) execs(ctx context.Context) []string {
+	c, err := sb.await(ctx)
+	if err != nil {
+		return nil
+	}
+	ids, _ := c.List(ctx)
+	return ids
 }
 
 const listTime = 5 * time.Second

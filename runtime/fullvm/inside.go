@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"path"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/confine"
@@ -16,37 +18,46 @@ import (
 // allCaps is every capability there is: root of the machine is root of nothing else.
 const allCaps = 1<<41 - 1
 
+// startLimit is how long the start of a command may take.
+const startLimit = 45 * time.Second
+
 // command is one as the guest is told it.
 func command(rec *record, s process.Spec) guest.Exec {
 	return guest.Exec{Command: guest.NewCommand(s), Caps: allCaps, NoNewPrivs: rec.Request.Spec.NoNewPrivs, OOMScoreAdj: confine.OOMScoreAdj}
 }
 
-// execution is a command of a sandbox. A guest that does not answer is one that was turned off.
-type execution struct {
-	process.Process
-	r  *Runtime
-	sb *sandbox
-}
-
-func (p execution) Wait(ctx context.Context) (process.Result, error) {
-	res, err := p.Process.Wait(ctx)
-	return res, p.sb.translate("wait for command", err)
-}
-
 // translate names a sandbox that has ended as the reason for which its guest does not answer.
 func (sb *sandbox) translate(op string, err error) error {
-	if err == nil || !errors.Is(err, dsec.Unavailable.Err()) {
+	class := dsec.ClassOf(err)
+	if class != dsec.Unavailable && class != dsec.NotFound && class != dsec.SandboxGone {
 		return err
 	}
-	if p := sb.GetPhase(); p != tier.Running && p != tier.Making {
+	sb.Mu.Lock()
+	p, vm, stopping := sb.Phase, sb.vm, sb.Stopping
+	sb.Mu.Unlock()
+	gone := p != tier.Running && p != tier.Making || stopping || vm == nil
+	if !gone {
+		select {
+		case <-vm.Done():
+			gone = true
+		default:
+		}
+	}
+	if gone && (class != dsec.NotFound || p == tier.Removing || p == tier.Absent) {
 		return dsec.E(dsec.SandboxGone, op, string(sb.ID), err)
 	}
 	return err
 }
 
-// Exec starts a command.
+// Exec starts a command. A context that ends while it starts does not stop it.
 func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (process.Process, error) {
 	const op = "exec in sandbox"
+	switch {
+	case len(s.Argv) == 0 || s.Argv[0] == "":
+		return nil, dsec.Errorf(dsec.Invalid, op, string(id), "no program")
+	case s.Cwd != "" && !path.IsAbs(s.Cwd):
+		return nil, dsec.Errorf(dsec.Invalid, op, string(id), "working directory %s is not absolute", dsec.Quote(s.Cwd))
+	}
 	sb, c, err := r.agent(ctx, op, id)
 	if err != nil {
 		return nil, err
@@ -54,15 +65,26 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 	if sb.IsPaused() {
 		return nil, dsec.Errorf(dsec.IllegalState, op, string(id), "it is paused")
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, dsec.E(dsec.ClassOf(err), op, string(id), context.Cause(ctx))
+	}
+	rec := sb.record()
+	if rec == nil {
+		return nil, dsec.Errorf(dsec.SandboxGone, op, string(id), "it has ended")
+	}
 	if s.ID == "" {
 		s.ID = dsec.Random(20)
 	}
-	p, err := c.Exec(ctx, command(sb.record(), s))
+	// Once begun it is finished: undoing a start could end a command that an earlier
+	// call with the same id had started.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
+	defer cancel()
+	p, err := c.Exec(ctx, command(rec, s))
 	if err != nil {
 		return nil, sb.translate(op, err)
 	}
 	r.watchCommand(sb, c, p)
-	return execution{p, r, sb}, nil
+	return newExecution(r, sb, p), nil
 }
 
 // Process finds a command that runs or waits for Release.
@@ -76,13 +98,31 @@ func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (
 	if err != nil {
 		return nil, sb.translate(op, err)
 	}
-	return execution{p, r, sb}, nil
+	return newExecution(r, sb, p), nil
+}
+
+// service is the file service of a user in one session.
+type service struct {
+	*files.Redialing
+	c *guest.Client // whose session it is
 }
 
 // Files opens the file service of a sandbox that runs: the file system of one that does not is the
 // guest's, and this machine's kernel reads none of a guest.
 func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error) {
 	const op = "open files"
+	if _, err := r.files(ctx, op, id, user); err != nil {
+		return nil, err
+	}
+	sb, err := r.boxes.Find(op, id)
+	if err != nil {
+		return nil, dsec.Errorf(dsec.SandboxGone, op, string(id), "no such sandbox")
+	}
+	return &tier.FileService{Sandbox: id, Gone: sb.Gone, Open: func() (*files.Redialing, error) { return r.files(r.life, op, id, user) }}, nil
+}
+
+// files is the service of a user in the session that there is now.
+func (r *Runtime) files(ctx context.Context, op string, id dsec.SandboxID, user string) (*files.Redialing, error) {
 	if sb, err := r.boxes.Find(op, id); err == nil && sb.GetPhase() == tier.Stopped {
 		return nil, dsec.Errorf(dsec.Unsupported, op, string(id), "files of a stopped sandbox cannot be read in the %s tier; start it", r.Tier())
 	}
@@ -90,9 +130,30 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
+	sb.Mu.Lock()
+	s, ok := sb.services[user]
+	sb.Mu.Unlock()
+	if ok && s.c == c {
+		return s.Redialing, nil
+	}
 	fs, err := c.Files(ctx, user)
 	if err != nil {
 		return nil, sb.translate(op, err)
+	}
+	sb.Mu.Lock()
+	was, ok := sb.services[user]
+	if ok && was.c == c { // another call was there first
+		sb.Mu.Unlock()
+		_ = fs.Close()
+		return was.Redialing, nil
+	}
+	if sb.services == nil {
+		sb.services = map[string]service{}
+	}
+	sb.services[user] = service{fs, c}
+	sb.Mu.Unlock()
+	if ok {
+		_ = was.Close() // its session has ended
 	}
 	return fs, nil
 }
@@ -106,4 +167,12 @@ func (r *Runtime) Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net
 	}
 	conn, err := c.Dial(ctx, port)
 	return conn, sb.translate(op, err)
+}
+
+// unlessGone is nil where there is nothing left to do.
+func unlessGone(err error) error {
+	if errors.Is(err, dsec.SandboxGone.Err()) {
+		return nil
+	}
+	return err
 }

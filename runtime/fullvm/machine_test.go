@@ -328,13 +328,38 @@ func (b *box) restart(t *testing.T) {
 	}
 }
 
+// TestUEFIOfTheSmallDisk boots it with the other firmware, which needs more memory, stops it, and goes back to a mark.
+func TestUEFIOfTheSmallDisk(t *testing.T) {
+	w := newWorld(t)
+	disk := smallLayer(t, func(m *diskimage.Manifest) { m.Firmware, m.Video = diskimage.UEFI, diskimage.Virtio })
+	b := w.create(t, request(disk, modest, func(r *runtime.Request) { r.Spec.Limits.Memory, r.Spec.Limits.Disk = 256<<20, 512<<20 }))
+	if out := b.run("test -d /sys/firmware/efi && echo uefi"); out != "uefi\n" {
+		t.Errorf("%q", out)
+	}
+	b.run("echo before >/root/f; sync; echo here >/run/lives")
+	must(t, b.r.Mark(b.ctx(), b.id, "m"))
+	b.run("echo after >/root/f; sync; rm /run/lives")
+	must(t, b.r.Revert(b.ctx(), b.id, "m"))
+	if out := b.run("cat /root/f /run/lives"); out != "before\nhere\n" {
+		t.Errorf("after a revert: %q", out)
+	}
+	must(t, b.r.Stop(b.ctx(), b.id, 0))
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	defer cancel()
+	_, err := b.r.Start(ctx, b.id)
+	must(t, err)
+	if out := b.run("cat /root/f; test -d /sys/firmware/efi && echo uefi"); out != "before\nuefi\n" {
+		t.Errorf("after a start: %q", out)
+	}
+}
+
 // TestUEFI boots the same image with the other firmware.
 func TestUEFI(t *testing.T) {
 	if os.Getenv("DSEC_LONG") == "" {
 		t.Skip("another boot: DSEC_LONG is not set")
 	}
 	w := newWorld(t)
-	debian(t) // makes the image
+	debianDisk(t) // makes the image
 	f, err := os.Open("../../.cache/demo/disk.qcow2")
 	must(t, err)
 	defer f.Close()

@@ -16,6 +16,7 @@ import (
 	"github.com/opendsec/dsec/internal/failpoint"
 	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/internal/qcow2"
 	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
@@ -25,6 +26,8 @@ import (
 const (
 	markPrefix = "mark-"
 	oldSuffix  = ".old"
+	newSuffix  = ".new"
+	revertFile = "revert.qcow2"
 	maxMarks   = 32
 )
 
@@ -114,7 +117,7 @@ func (r *Runtime) settleMarks(ctx context.Context, sb *sandbox) error {
 	}
 	defer func() { _ = dir.Close() }()
 	entries, err := os.ReadDir(inside(dir, "."))
-	errs := []error{err, removeTemp(inside(dir, "."))}
+	errs := []error{err, removeTemp(inside(dir, ".")), removed(inside(dir, revertFile)), removed(inside(dir, revertFile+newSuffix))}
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), markPrefix) || strings.HasSuffix(e.Name(), oldSuffix) {
 			continue
@@ -167,7 +170,7 @@ func copyDisk(ctx context.Context, from, to string) (err error) {
 		return dsec.E(fault.Class(err, dsec.Internal), op, object, err)
 	}
 	defer func() { _ = in.Close() }()
-	tmp := to + ".new"
+	tmp := to + newSuffix
 	out, err := os.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return dsec.E(fault.Class(err, dsec.Internal), op, object, err)
@@ -274,7 +277,7 @@ func (r *Runtime) Revert(ctx context.Context, id dsec.SandboxID, name string) er
 	if _, err := os.Stat(filepath.Join(at, diskFile)); err != nil {
 		return dsec.Errorf(dsec.NotFound, op, string(id), "it has no mark %s", dsec.Quote(name))
 	}
-	if err := r.cfg.Machines.CheckSnapshot(ctx, at); err != nil {
+	if err := errors.Join(r.cfg.Machines.CheckSnapshot(ctx, at), checkDisk(filepath.Join(at, diskFile), b.rec.Image.Size)); err != nil {
 		return tier.Wrap(op, id, err)
 	}
 	if err := r.useLayers(ctx, sb, b.rec); err != nil {
@@ -283,7 +286,7 @@ func (r *Runtime) Revert(ctx context.Context, id dsec.SandboxID, name string) er
 	if b.base, err = r.openBase(sb, b.rec); err != nil {
 		return tier.Wrap(op, id, err)
 	}
-	if err := copyDisk(ctx, filepath.Join(at, diskFile), inside(b.dir, "revert.qcow2")); err != nil {
+	if err := copyDisk(ctx, filepath.Join(at, diskFile), inside(b.dir, revertFile)); err != nil {
 		return tier.Wrap(op, id, err)
 	}
 	sb.Mu.Lock()
@@ -303,8 +306,30 @@ func (r *Runtime) Revert(ctx context.Context, id dsec.SandboxID, name string) er
 	return nil
 }
 
+// checkDisk says whether QEMU would open the disk of a mark: who finds out after the machine has been killed has neither.
+func checkDisk(name string, size int64) error {
+	const op, object = "check", "disk of a mark"
+	f, err := os.Open(name)
+	if err != nil {
+		return dsec.E(fault.Class(err, dsec.Internal), op, object, err)
+	}
+	defer func() { _ = f.Close() }()
+	st, err := f.Stat()
+	if err != nil {
+		return dsec.E(dsec.Internal, op, object, err)
+	}
+	i, err := qcow2.Open(f, st.Size())
+	switch {
+	case err != nil:
+		return dsec.E(dsec.Corrupt, op, object, err)
+	case i.Size() != size:
+		return dsec.Errorf(dsec.Corrupt, op, object, "it has %d bytes, and that of its sandbox %d", i.Size(), size)
+	}
+	return nil
+}
+
 func (b *build) reverted(ctx context.Context, at string) error {
-	if err := os.Rename(inside(b.dir, "revert.qcow2"), inside(b.dir, diskFile)); err != nil {
+	if err := os.Rename(inside(b.dir, revertFile), inside(b.dir, diskFile)); err != nil {
 		return dsec.E(dsec.Internal, "revert", diskFile, err)
 	}
 	s, err := b.r.shape(b.rec)

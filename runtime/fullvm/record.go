@@ -2,13 +2,16 @@ package fullvm
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/diskimage"
+	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/runtime"
 )
 
@@ -41,10 +44,18 @@ func (r *Runtime) write(rec *record) error {
 	}
 	tmp := filepath.Join(r.dir(id), stateFile+".new")
 	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return dsec.E(dsec.Internal, op, string(id), err)
+		return dsec.E(fault.Class(err, dsec.Internal), op, string(id), errors.Join(err, removed(tmp)))
 	}
 	if err := os.Rename(tmp, filepath.Join(r.dir(id), stateFile)); err != nil {
-		return dsec.E(dsec.Internal, op, string(id), err)
+		return dsec.E(fault.Class(err, dsec.Internal), op, string(id), err)
+	}
+	return nil
+}
+
+// removed removes what may not be there.
+func removed(name string) error {
+	if err := os.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
 	"github.com/opendsec/dsec/runtime/tier"
 )
@@ -23,6 +24,10 @@ type sandbox struct {
 	talking chan struct{}      // closed when that has ended
 	client  *guest.Client      // of the session there is; nil: none
 	changed chan struct{}      // closed, and another one, when client changed
+	early   *runtime.Exit      // it ended while it was being made
+	peak    int64              // of the memory that was seen to be used
+
+	services map[string]service // by user
 }
 
 func newSandbox(id dsec.SandboxID) *sandbox {

@@ -38,16 +38,22 @@ func (r *Runtime) attend(sb *sandbox, vm vmm.VM) error {
 	ctx, hangUp := context.WithCancel(r.life)
 	talking := make(chan struct{})
 	sb.Mu.Lock()
-	sb.vm, sb.hangUp, sb.talking, sb.Stopping = desk, hangUp, talking, false
+	sb.vm, sb.hangUp, sb.talking, sb.Stopping, sb.early = desk, hangUp, talking, false, nil
 	rec := sb.rec
 	sb.Mu.Unlock()
 	r.tasks.Go(func() {
-		select {
-		case <-desk.Done():
-			if ctx.Err() == nil { // else it was let go, or ended
-				r.machineEnded(sb, desk)
+		for {
+			select {
+			case <-desk.Done():
+				if ctx.Err() == nil { // else it was let go, or ended
+					r.machineEnded(sb, desk)
+				}
+				return
+			case why := <-desk.Stuck():
+				r.diskStuck(ctx, sb, why)
+			case <-ctx.Done():
+				return
 			}
-		case <-ctx.Done():
 		}
 	})
 	r.tasks.Go(func() {
@@ -143,23 +149,45 @@ func resumption() guest.Resume {
 func mountOf(rec *record) guest.Mount {
 	s := rec.Request.Spec
 	return guest.Mount{Machine: true, Mounts: []guest.FileSystem{}, Overlay: guest.Overlay{Lowers: []string{}},
-		Defaults: guest.Defaults{User: s.User, Cwd: s.Workdir, Env: s.Env}, Limits: guest.Limits{Spool: s.Limits.Output}}
+		Defaults: guest.Defaults{User: s.User, Cwd: s.Workdir, Env: s.Env},
+		// The limits are of commands and what they start. Its memory the machine could not exceed anyway; a
+		// group that knows it says how much there was when one was killed for it.
+		Limits: guest.Limits{Memory: s.Limits.Memory, Pids: s.Limits.Pids, Spool: s.Limits.Output}}
 }
 
 // greeted looks for what a sandbox stands and falls with.
 func (r *Runtime) greeted(sb *sandbox, c *guest.Client) {
 	rec := sb.record()
-	if rec == nil || rec.Made < rec.Starts || len(rec.Request.Spec.Command) == 0 {
+	if rec == nil || rec.Made < rec.Starts {
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.life, answerTime)
 	defer cancel()
+	if rec.Request.Spec.OOM == dsec.OOMSandbox {
+		r.watchAll(ctx, sb, c)
+	}
+	if len(rec.Request.Spec.Command) == 0 {
+		return
+	}
 	p, err := c.Process(ctx, mainID)
 	switch {
 	case err == nil:
 		r.watchCommand(sb, c, p)
 	case errors.Is(err, dsec.NotFound.Err()):
 		r.selfEnded(sb, "the machine, or its agent, began anew, and the main command is gone")
+	}
+}
+
+// watchAll watches commands that an earlier process, or session, has begun; the main one is watched anyway.
+func (r *Runtime) watchAll(ctx context.Context, sb *sandbox, c *guest.Client) {
+	ids, err := c.List(ctx)
+	if err != nil {
+		return // the session has ended
+	}
+	for _, id := range ids {
+		if p, err := c.Process(ctx, id); err == nil && id != mainID {
+			r.watchCommand(sb, c, p)
+		}
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/lifecycle"
-	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/microvm/vmm"
 	"github.com/opendsec/dsec/runtime/tier"
 )
 
@@ -219,9 +219,25 @@ func (r *Runtime) turnTo(ctx context.Context, op string, id dsec.SandboxID, paus
 		return err
 	}
 	if paused {
-		return tier.Wrap(op, id, vm.Pause(ctx))
+		return tier.Wrap(op, id, r.stand(ctx, sb, vm))
 	}
 	return tier.Wrap(op, id, r.goOn(ctx, sb))
+}
+
+// stand stops a machine. Its agent is told before, so that the clocks of commands know; one that does not answer
+// keeps nothing from being stopped.
+func (r *Runtime) stand(ctx context.Context, sb *sandbox, vm vmm.Desk) error {
+	sb.Mu.Lock()
+	c := sb.client
+	sb.Mu.Unlock()
+	if c != nil {
+		fctx, cancel := context.WithTimeout(ctx, lifecycle.UndoLimit)
+		if err := c.Freeze(fctx, false); err != nil {
+			r.log.Warn("freeze the commands of a machine", "sandbox", sb.ID, "err", err)
+		}
+		cancel()
+	}
+	return vm.Pause(ctx)
 }
 
 // goOn has a machine run, and its guest know that it stood still.
@@ -240,41 +256,8 @@ func (r *Runtime) goOn(ctx context.Context, sb *sandbox) error {
 		defer cancel()
 		if err := c.Resume(ctx, resumption()); err != nil {
 			r.log.Warn("tell a guest the time", "sandbox", sb.ID, "err", err)
+			_ = c.Close() // the next session begins with it
 		}
 	}
 	return nil
-}
-
-// Stats of a machine from outside; of one that stands, what it used last.
-func (r *Runtime) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, error) {
-	sb, err := r.boxes.Find("read stats", id)
-	if err != nil {
-		return runtime.Stats{}, err
-	}
-	s, err := r.sample(ctx, sb)
-	return s, tier.Wrap("read stats", id, err)
-}
-
-func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error) {
-	sb.Mu.Lock()
-	g, rec := sb.group, sb.rec
-	sb.Mu.Unlock()
-	var s runtime.Stats
-	if rec == nil {
-		return s, dsec.Errorf(dsec.NotFound, "read stats", string(sb.ID), "no such sandbox")
-	}
-	if g == nil && rec.Last != nil {
-		s = *rec.Last
-		s.Memory = 0
-	}
-	if g != nil {
-		u, err := g.Stats()
-		if err != nil {
-			return s, err
-		}
-		s = tier.Usage(u)
-	}
-	d, err := r.cfg.Disks.Usage(ctx, string(sb.ID))
-	s.Disk, s.DiskLimit = d.Used, d.Limit
-	return s, err
 }

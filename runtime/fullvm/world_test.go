@@ -2,6 +2,7 @@ package fullvm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -38,8 +39,10 @@ func TestMain(m *testing.M) {
 		agent(text)
 	}
 	code := m.Run()
-	if theWorld.dir != "" {
-		_ = os.RemoveAll(theWorld.dir)
+	for _, dir := range []string{theWorld.dir, smallDisk.dir} {
+		if dir != "" {
+			_ = os.RemoveAll(dir)
+		}
 	}
 	os.Exit(code)
 }
@@ -54,6 +57,9 @@ type world struct {
 	disks  diskpool.Pool
 	driver *qemu.Driver
 	r      *Runtime
+
+	agentTime time.Duration // 0: the default one
+	pool      int64         // bytes of the disk pool; 0: 8 GiB
 }
 
 func must(t testing.TB, err error) {
@@ -63,12 +69,15 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func newWorld(t testing.TB) *world {
+func newWorld(t testing.TB, options ...func(*world)) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("machines need root and this test runs without it")
 	}
 	w := &world{dir: t.TempDir(), name: fmt.Sprintf("dsecf%d.%d", os.Getpid(), time.Now().UnixNano()%1e6)}
+	for _, o := range options {
+		o(w)
+	}
 	t.Cleanup(func() { w.destroy(t) })
 	w.open(t)
 	return w
@@ -87,7 +96,7 @@ func (w *world) open(t testing.TB) {
 	must(t, err)
 	w.mounts, err = rootfs.Open(ctx, rootfs.Options{Keeper: w.hold, Linger: time.Hour})
 	must(t, err)
-	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: 8 << 30, Keeper: w.mounts.Keeper()})
+	w.disks, err = diskpool.Open(ctx, diskpool.Options{Dir: filepath.Join(w.dir, "pool"), Size: cmp.Or(w.pool, 8<<30), Keeper: w.mounts.Keeper()})
 	must(t, err)
 	w.openRuntime(t)
 }
@@ -98,7 +107,7 @@ func (w *world) openRuntime(t testing.TB) {
 	var err error
 	w.driver, err = qemu.New(ctx, qemu.Config{Dir: filepath.Join(w.dir, "vm"), UID: testUID, UIDs: 100, Keep: &qemu.Keep{Hold: w.hold, Place: Place(w.groups)}})
 	must(t, err)
-	w.r, err = Open(ctx, Config{Dir: filepath.Join(w.dir, "sandboxes"), Machines: w.driver, Groups: w.groups, Disks: w.disks, Mounts: w.mounts, Lost: w.hold.Done(), Log: slog.New(slog.DiscardHandler)})
+	w.r, err = Open(ctx, Config{Dir: filepath.Join(w.dir, "sandboxes"), Machines: w.driver, Groups: w.groups, Disks: w.disks, Mounts: w.mounts, Lost: w.hold.Done(), AgentTime: w.agentTime, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 }
 
@@ -175,9 +184,9 @@ var theWorld struct {
 	disk layer.Local
 }
 
-// debian is the layer of the demo's disk image, made once for this process; the image is made once
+// debianDisk is the layer of the demo's disk image, made once for this process; the image is made once
 // for this tree.
-func debian(t testing.TB) layer.Local {
+func debianDisk(t testing.TB) layer.Local {
 	t.Helper()
 	theWorld.Lock()
 	defer theWorld.Unlock()
@@ -257,7 +266,7 @@ type box struct {
 
 func (w *world) boot(t testing.TB, f ...func(*runtime.Request)) *box {
 	t.Helper()
-	return w.create(t, request(debian(t), f...))
+	return w.create(t, request(debianDisk(t), f...))
 }
 
 func (w *world) create(t testing.TB, req runtime.Request) *box {

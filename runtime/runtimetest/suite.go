@@ -29,6 +29,11 @@ type Env struct {
 	// Listen is the argv of a server that echoes one connection on a port. nil:
 	// nc -l -p PORT -e cat.
 	Listen func(port string) []string
+	// Skip says why a case is not run here; "": it is. nil: all are. It is for runs that must be short, where another
+	// has all.
+	Skip func(name string) (why string)
+	// Small is the memory of a sandbox that is to run out of it. 0: 32 MiB.
+	Small int64
 	// Hog is the argv of a command that fills its memory. nil: tail /dev/zero.
 	Hog []string
 }
@@ -49,7 +54,14 @@ func Run(t *testing.T, factory func(t *testing.T) *Env) {
 	cases := [][]suiteCase{lifecycleCases, execCases, outputCases, endCases, insideCases, phaseCases}
 	for _, group := range cases {
 		for _, c := range group {
-			t.Run(c.name, func(t *testing.T) { c.run(t, e) })
+			t.Run(c.name, func(t *testing.T) {
+				if e.Skip != nil {
+					if why := e.Skip(c.name); why != "" {
+						t.Skip(why)
+					}
+				}
+				c.run(t, e)
+			})
 		}
 	}
 	t.Run("nothing is left", func(t *testing.T) {

@@ -14,6 +14,7 @@ var phaseCases = []suiteCase{
 	{"a move kills, hides and reveals", testPhases},
 	{"a phase outlives a stop", testPhaseKept},
 	{"services outlive moves", testServices},
+	{"a tier without phases names itself", testNoPhases},
 }
 
 func stages(s *dsec.Spec) {
@@ -55,6 +56,23 @@ func testPhases(t *testing.T, e *Env) {
 	}
 	if _, err := phaser.SetPhase(t.Context(), id, "nowhere"); err == nil {
 		t.Error("a phase that is none was set")
+	}
+}
+
+func testNoPhases(t *testing.T, e *Env) {
+	if _, ok := e.Runtime.(runtime.Phaser); ok {
+		t.Skipf("the %s tier has phases", e.Runtime.Tier())
+	}
+	r := e.request(t, stages)
+	e.destroyAtEnd(t, r.ID)
+	_, err := e.Runtime.Create(t.Context(), r)
+	name := string(r.Spec.Isolation)
+	if r.Spec.Isolation == dsec.IsolationDefault {
+		name = string(e.Runtime.Tier())
+	}
+	wantClass(t, err, name, dsec.Unsupported)
+	if s, ok := e.status(t, r.ID); ok {
+		t.Fatalf("left: %+v", s)
 	}
 }
 

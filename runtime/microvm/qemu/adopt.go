@@ -109,7 +109,7 @@ func (d *Driver) adopted(ctx context.Context, rec *owned, proc Process) (_ *mach
 	d.users[rec.UID] = true
 	d.mu.Unlock()
 	free := func() { _ = d.lost(rec) }
-	m := &machine{shape: rec.Identity.shape(), ident: rec.Identity, proc: proc, agent: agent, said: newTail(rec.Identity.shape()), free: free, rec: rec, adopted: true, resets: make(chan struct{}, 1), done: make(chan struct{})}
+	m := &machine{shape: rec.Identity.shape(), ident: rec.Identity, proc: proc, agent: agent, said: newTail(rec.Identity.shape()), free: free, rec: rec, adopted: true, portOpen: true, resets: make(chan struct{}, 1), stuck: make(chan string, 1), done: make(chan struct{})}
 	m.run(ends["said"], resumeMonitor(qmp, m.event))
 	delete(ends, "said") // taken
 	return m, nil

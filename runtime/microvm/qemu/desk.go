@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 
@@ -14,6 +15,44 @@ import (
 var _ vmm.Desk = (*machine)(nil)
 
 func (m *machine) Resets() <-chan struct{} { return m.resets }
+
+func (m *machine) Stuck() <-chan string { return m.stuck }
+
+// notify has a channel have an element.
+func notify[T any](c chan<- T, v T) {
+	select {
+	case c <- v:
+	default: // it was told, and not heard yet
+	}
+}
+
+// portChanged is called with each VSERPORT_CHANGE. Of changes in one second QEMU tells the first and the last: a port
+// that is opened while it is open was closed in between.
+func (m *machine) portChanged(data json.RawMessage) {
+	var e struct {
+		Open *bool `json:"open"`
+	}
+	if json.Unmarshal(data, &e) != nil || e.Open == nil {
+		return
+	}
+	if m.portOpen || !*e.Open {
+		notify(m.resets, struct{}{})
+	}
+	m.portOpen = *e.Open
+}
+
+// stuck is why a machine was stopped, if a BLOCK_IO_ERROR says that it was; what QEMU calls no space
+// is not all of it: a quota is another error.
+func stuck(data json.RawMessage) (why string, stopped bool) {
+	var e struct {
+		Action string `json:"action"`
+		Reason string `json:"reason"`
+	}
+	if json.Unmarshal(data, &e) != nil || e.Action != "stop" {
+		return "", false
+	}
+	return e.Reason, true
+}
 
 func (m *machine) Console() []byte { return m.said.bytes() }
 

@@ -35,10 +35,12 @@ func (l line) deskArgs() []string {
 		a = append(a, "-accel", "tcg,tb-size=128", "-cpu", "max")
 	}
 	a = append(a, "-device", "virtio-serial-pci,id=serial,max_ports=2", "-chardev", fmt.Sprintf("socket,id=agent,fd=%d", l.agent),
-		"-device", "virtserialport,chardev=agent,name="+deskPort)
-	disk := "virtio-blk-pci,id=disk0,drive=disk,bootindex=0"
+		// QEMU says of a port with an id when what had it open in the guest has gone.
+		"-device", "virtserialport,id=port,chardev=agent,name="+deskPort)
+	// What cannot be written stops the machine: an error that its file system does not expect costs more.
+	disk := "virtio-blk-pci,id=disk0,drive=disk,bootindex=0,werror=stop"
 	if sata {
-		disk = "ide-hd,id=disk0,drive=disk,bus=ide.0,bootindex=0"
+		disk = "ide-hd,id=disk0,drive=disk,bus=ide.0,bootindex=0,werror=stop"
 	}
 	a = append(a, "-add-fd", fmt.Sprintf("fd=%d,set=1", l.disk), "-add-fd", fmt.Sprintf("fd=%d,set=2", l.base),
 		"-blockdev", "driver=raw,node-name=base,read-only=on,file.driver=file,file.filename=/dev/fdset/2,file.locking=off",

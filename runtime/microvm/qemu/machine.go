@@ -32,6 +32,9 @@ type machine struct {
 	done  chan struct{}
 
 	resets chan struct{} // see vmm.Desk
+	stuck  chan string
+
+	portOpen bool // in the guest, as far as event was told
 
 	rec     *owned // nil: it has no name
 	adopted bool   // not started by this process, which may have missed something
@@ -57,15 +60,21 @@ func (m *machine) run(out *os.File, mon *monitor) {
 
 // event is called by the monitor.
 func (m *machine) event(name string, data json.RawMessage) {
-	if name == "RESET" {
-		select {
-		case m.resets <- struct{}{}:
-		default: // it was told, and not heard yet
+	switch name {
+	case "RESET":
+		notify(m.resets, struct{}{})
+	case "VSERPORT_CHANGE":
+		m.portChanged(data)
+	case "BLOCK_IO_ERROR":
+		if why, stopped := stuck(data); stopped {
+			notify(m.stuck, why)
 		}
+	case "SHUTDOWN":
+		m.shutdown(data)
 	}
-	if name != "SHUTDOWN" {
-		return
-	}
+}
+
+func (m *machine) shutdown(data json.RawMessage) {
 	var s struct {
 		Reason string `json:"reason"`
 	}

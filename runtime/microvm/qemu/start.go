@@ -130,7 +130,7 @@ func (d *Driver) launch(ctx context.Context, l line, files *inherit) (_ *machine
 			giveBack()
 		}
 	}
-	m := &machine{shape: l.shape, ident: ident, proc: proc, agent: agent, said: newTail(l.shape), free: free, rec: rec, resets: make(chan struct{}, 1), done: make(chan struct{})}
+	m := &machine{shape: l.shape, ident: ident, proc: proc, agent: agent, said: newTail(l.shape), free: free, rec: rec, resets: make(chan struct{}, 1), stuck: make(chan string, 1), done: make(chan struct{})}
 	// Ours are closed before anybody waits for the end of the pipe or a connection.
 	closeAll(in)
 	in = nil

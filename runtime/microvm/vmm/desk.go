@@ -36,9 +36,14 @@ type Desk interface {
 	// Reset has it begin anew, as the button of that name; the guest is not asked.
 	Reset(ctx context.Context) error
 
-	// Resets gets an element each time it has begun anew, whoever did it; one that was
-	// not taken stands for all that follow.
+	// Resets gets an element each time it has begun anew, whoever did it, and each time what had the channel open
+	// in it has let go of it; one that was not taken stands for all that follow.
 	Resets() <-chan struct{}
+
+	// Stuck gets the reason when the file of the disk could not be written and the machine, which did not ask for
+	// more than its disk has, was stopped for it; one that was not taken stands for all that follow. A machine that
+	// is resumed tries again.
+	Stuck() <-chan string
 }
 
 // Input is one event. Exactly one of Key, Button and Axis is set.
