@@ -83,6 +83,10 @@ type Shape struct {
 	Blocks    []int64 // sizes of read-only disks behind it in bytes, multiples of 512
 	NIC       bool    // an interface, the same address in every machine
 
+	// Balloon: the guest tells what of its memory is free, and the monitor gives that back to this machine.
+	// No template has one: see BuildTemplate. A machine keeps it when it is restored.
+	Balloon bool
+
 	// Firmware: Kernel is a firmware instead (SeaBIOS, OVMF), which boots the disk. There is no initramfs,
 	// no command line and no slot, and the machine may start itself anew. Desk machines are such.
 	Firmware bool
@@ -152,7 +156,8 @@ type VMM interface {
 	// run, long before the guest says anything.
 	Start(ctx context.Context, s Shape, d Devices) (VM, error)
 
-	// BuildTemplate returns the template of a shape, and boots it if there is none.
+	// BuildTemplate returns the template of a shape, and boots it if there is none. One with a
+	// balloon is Unsupported: what a clone gave back would be taken from its template.
 	BuildTemplate(ctx context.Context, s Shape, ready Ready) (Template, error)
 
 	// Clone starts a machine where the template stopped.
