@@ -1,0 +1,92 @@
+package microvm
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+)
+
+const mib = 1 << 20
+
+func cold(r *runtime.Request) { r.Spec.Boot = dsec.BootCold }
+
+// roomy is for a sandbox that takes 150 MiB of memory, or of disk.
+func roomy(r *runtime.Request) { r.Spec.Limits.Memory, r.Spec.Limits.Disk = 256*mib, 256*mib }
+
+// host is what a sandbox has of this machine's memory.
+func (w *world) host(t testing.TB, id dsec.SandboxID) int64 {
+	t.Helper()
+	s, err := w.r.Stats(t.Context(), id)
+	must(t, err)
+	return s.HostMemory
+}
+
+// hog has a program take 150 MiB of memory, and returns what the host has of it then. The program ends.
+func (w *world) hog(t testing.TB, id dsec.SandboxID) int64 {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	// tail keeps what has no end of line.
+	p, err := w.r.Exec(ctx, id, shell("(head -c 157286400 /dev/zero; echo full >&2; sleep 600) | tail >/dev/null"))
+	must(t, err)
+	eventually(t, "it has its memory", func() bool {
+		head, _, _, err := p.Kept(ctx, process.Stderr)
+		return err == nil && string(head) == "full\n"
+	})
+	most := w.host(t, id)
+	must(t, p.Kill(ctx))
+	_, err = p.Wait(ctx)
+	must(t, err)
+	must(t, p.Release(ctx))
+	return most
+}
+
+// falls waits until the host has no more than that of a sandbox.
+func (w *world) falls(t testing.TB, what string, id dsec.SandboxID, to int64) {
+	t.Helper()
+	began := time.Now()
+	var have int64
+	for have = w.host(t, id); have > to; have = w.host(t, id) {
+		if time.Since(began) > 2*time.Minute {
+			t.Fatalf("%s: the host still has %d MiB of it, want at most %d", what, have/mib, to/mib)
+		}
+		time.Sleep(250 * time.Millisecond)
+	}
+	t.Logf("%s: down to %d MiB after %v", what, have/mib, time.Since(began).Round(100*time.Millisecond))
+}
+
+// What a cold machine does not use goes back to the host: what was freed, and files that nobody has
+// read for a while. A clone, which has no balloon, is the proof that it does not go by itself.
+func TestMemoryGoesBack(t *testing.T) {
+	w := newWorld(t)
+	id, clone := w.create(t, roomy, cold), w.create(t, roomy)
+	t.Log(w.run(t, id, "cat /proc/pressure/memory; uptime").stdout)
+	base := w.host(t, id)
+	most, mostClone := w.hog(t, id), w.hog(t, clone)
+	t.Logf("at first %d MiB, at most %d; the clone at most %d", base/mib, most/mib, mostClone/mib)
+	if most < base+120*mib {
+		t.Fatalf("a program of 150 MiB: %d MiB, before that %d", most/mib, base/mib)
+	}
+	w.falls(t, "after a program", id, most-120*mib)
+	if have := w.host(t, clone); have < mostClone-20*mib {
+		t.Errorf("the clone had %d MiB and has %d: what is seen is no doing of the balloon", mostClone/mib, have/mib)
+	}
+	for _, id := range []dsec.SandboxID{id, clone} {
+		if o := w.run(t, id, "head -c 104857600 /dev/urandom >/big; sync; cat /big >/dev/null; echo $?"); o.stdout != "0\n" {
+			t.Fatalf("%+v", o)
+		}
+	}
+	most, mostClone = w.host(t, id), w.host(t, clone)
+	t.Logf("with a file: %d MiB, the clone %d MiB", most/mib, mostClone/mib)
+	w.falls(t, "after a file", id, most-70*mib)
+	if have := w.host(t, clone); have < mostClone-20*mib {
+		t.Errorf("the clone had %d MiB and has %d", mostClone/mib, have/mib)
+	}
+	if o := w.run(t, id, "wc -c </big"); o.stdout != "104857600\n" {
+		t.Errorf("%+v", o)
+	}
+}
