@@ -90,3 +90,41 @@ func TestMemoryGoesBack(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 }
+
+// A cold machine goes on giving back when it was suspended, when it is a copy, when another process has
+// adopted it and when it was stopped and started; and while it is stopped a clone serves its files.
+func TestMemoryGoesBackForGood(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t, roomy, cold)
+	goes := func(what string, id dsec.SandboxID) {
+		t.Helper()
+		w.falls(t, what, id, w.hog(t, id)-120*mib)
+	}
+	must(t, w.r.Suspend(t.Context(), id))
+	must(t, w.r.Resume(t.Context(), id))
+	goes("brought back from disk", id)
+
+	must(t, w.r.KeepMoment(t.Context(), id, "m"))
+	fork := request(roomy, cold)
+	fork.From = "m"
+	_, err := w.r.Create(t.Context(), fork)
+	must(t, err)
+	must(t, w.r.DropMoment(t.Context(), "m"))
+	goes("a copy", fork.ID)
+	must(t, w.r.Destroy(t.Context(), fork.ID))
+
+	w.reopen(t)
+	goes("adopted", id)
+
+	w.run(t, id, "echo kept >/kept; sync")
+	must(t, w.r.Stop(t.Context(), id, 0))
+	f, err := w.r.Files(t.Context(), id, "")
+	must(t, err)
+	st, err := f.Stat(t.Context(), "/kept", false)
+	if err != nil || st.Size != 5 {
+		t.Errorf("a file of a stopped sandbox: %+v, %v", st, err)
+	}
+	_, err = w.r.Start(t.Context(), id)
+	must(t, err)
+	goes("started again", id)
+}
