@@ -257,7 +257,7 @@ func (r *Runtime) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, 
 
 func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error) {
 	sb.Mu.Lock()
-	g, rec := sb.group, sb.rec
+	g, rec, vm := sb.group, sb.rec, sb.vm
 	sb.Mu.Unlock()
 	var s runtime.Stats
 	if rec == nil {
@@ -265,7 +265,7 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 	}
 	if g == nil && rec.Last != nil {
 		s = *rec.Last
-		s.Memory = 0
+		s.Memory, s.HostMemory = 0, 0
 	}
 	if g != nil {
 		u, err := g.Stats()
@@ -273,6 +273,11 @@ func (r *Runtime) sample(ctx context.Context, sb *sandbox) (runtime.Stats, error
 			return s, err
 		}
 		s = tier.Usage(u)
+	}
+	if vm != nil {
+		if n, err := vm.Memory(); err == nil { // else it has just ended
+			s.HostMemory = n
+		}
 	}
 	d, err := r.cfg.Disks.Usage(ctx, string(sb.ID))
 	s.Disk, s.DiskLimit = d.Used, d.Limit
