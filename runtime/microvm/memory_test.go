@@ -2,12 +2,16 @@ package microvm
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/microvm/qemu"
+	"github.com/opendsec/dsec/runtime/microvm/vmm"
 )
 
 const mib = 1 << 20
@@ -127,4 +131,34 @@ func TestMemoryGoesBackForGood(t *testing.T) {
 	_, err = w.r.Start(t.Context(), id)
 	must(t, err)
 	goes("started again", id)
+}
+
+// hastyVMM calls then when a machine has been started, and nothing was heard of its guest.
+type hastyVMM struct {
+	*qemu.Driver
+	then func()
+}
+
+func (h *hastyVMM) Start(ctx context.Context, s vmm.Shape, d vmm.Devices) (vmm.VM, error) {
+	m, err := h.Driver.Start(ctx, s, d)
+	h.then()
+	return m, err
+}
+
+// Nothing is left of a cold machine whose caller goes while it boots.
+func TestColdBootThatIsBrokenOff(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	w.machinery = func(m *Machinery) { m.VMM = &hastyVMM{w.driver, cancel} }
+	w.reopen(t)
+	_, err := w.r.Create(ctx, request(cold))
+	if !errors.Is(err, dsec.Canceled.Err()) || !strings.Contains(err.Error(), "boot") {
+		t.Errorf("%v, want canceled, and that it booted", err)
+	}
+	w.nothingLeft(t)
+	w.machinery = nil
+	w.reopen(t)
+	if o := w.run(t, w.create(t, cold), "echo here"); o.stdout != "here\n" {
+		t.Errorf("%+v", o)
+	}
 }
