@@ -33,6 +33,7 @@ type Agent struct {
 	mounting sync.Mutex // one mount at a time
 
 	reports chan struct{} // closed when the machine is found to report free memory to its host
+	damon   damon         // of who holds starting for writing, and of giveBack, which holds it for reading
 
 	mu        sync.Mutex
 	lingering map[group]struct{} // of commands that have ended and left somebody
@@ -47,7 +48,8 @@ type Agent struct {
 func newAgent(dir string, groups group, log *slog.Logger) *Agent {
 	var id [12]byte
 	_, _ = rand.Read(id[:]) // never errs
-	return &Agent{dir: dir, groups: groups, boot: hex.EncodeToString(id[:]), log: log, reaper: newReaper(), reports: make(chan struct{}), commands: map[string]*execution{}, lingering: map[group]struct{}{}}
+	return &Agent{dir: dir, groups: groups, boot: hex.EncodeToString(id[:]), log: log, reaper: newReaper(), reports: make(chan struct{}),
+		damon: damon{kernelFiles: machineFiles, log: log, unfit: true}, commands: map[string]*execution{}, lingering: map[group]struct{}{}}
 }
 
 // serve answers hosts until the channel is gone.

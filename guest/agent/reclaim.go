@@ -116,18 +116,17 @@ type aging struct {
 	primed bool    // before is known
 }
 
-// old is how many bytes are to be given back now. What was there in each of the last rounds is old;
-// half of it goes, so that what the kernel believes to be old is found out to be needed before much
-// of it has gone. A machine that waits for memory or for its disk is left alone.
-func (a *aging) old(now usage) int64 {
+// calm says whether anything may be given back now: a machine that waits for memory or for its disk
+// is left alone, and one that needed what was taken for a while. Each round asks it once.
+func (a *aging) calm(now usage) bool {
 	before, primed := a.before, a.primed
 	a.before, a.primed = now, true
 	switch {
 	case !primed:
-		return 0
+		return false
 	case now.memory-before.memory > stallMemory, now.disk-before.disk > stallDisk:
 		a.files = nil
-		return 0
+		return false
 	}
 	if a.taken > 0 && now.refaults-before.refaults > a.taken/8 {
 		a.wait = min(max(2*a.wait, reclaimAge), restMost)
@@ -135,8 +134,15 @@ func (a *aging) old(now usage) int64 {
 	}
 	if a.rest > 0 {
 		a.rest--
-		return 0
+		return false
 	}
+	return true
+}
+
+// old is how many bytes are to be given back now, of a calm machine. What was there in each of the last
+// rounds is old; half of it goes, so that what the kernel believes to be old is found out to be needed
+// before much of it has gone.
+func (a *aging) old(now usage) int64 {
 	a.files = append(a.files, now.files)
 	if len(a.files) < reclaimAge {
 		return 0
@@ -151,7 +157,6 @@ func (a *aging) old(now usage) int64 {
 		a.wait, a.taken = a.wait/2, 0
 		return 0
 	}
-	a.taken = n
 	return n
 }
 
@@ -193,13 +198,21 @@ func (a *Agent) giveBackOnce(k kernelFiles, age *aging) error {
 	if err != nil {
 		return err
 	}
+	calm := age.calm(now)
+	if n := a.damon.round(calm); n > 0 {
+		age.taken = n
+	}
+	if !calm {
+		return nil
+	}
 	n := age.old(now)
-	if n == 0 {
+	if n == 0 || a.damon.takes() {
 		return nil
 	}
 	if err := k.take(n); err != nil {
 		return err
 	}
+	age.taken = n
 	// What this itself waited for is no pressure.
 	age.before, err = k.usage()
 	return err
@@ -220,5 +233,6 @@ func (a *Agent) lookForHost(k kernelFiles) {
 	if err := k.setOrder(); err != nil && !errors.Is(err, fs.ErrNotExist) { // else it is not to be chosen
 		a.log.Warn("free memory is reported in large pieces only", "err", err)
 	}
+	a.damon.look()
 	close(a.reports)
 }

@@ -11,10 +11,22 @@ import (
 
 const mib = 1 << 20
 
+// look is a round, in which what is old is taken.
+func look(a *aging, u usage) int64 {
+	if !a.calm(u) {
+		return 0
+	}
+	n := a.old(u)
+	if n > 0 {
+		a.taken = n
+	}
+	return n
+}
+
 // rounds shows one usage after the other to an aging, and returns what it gave back in each.
 func rounds(a *aging, all ...usage) (took []int64) {
 	for _, u := range all {
-		took = append(took, a.old(u)/mib)
+		took = append(took, look(a, u)/mib)
 	}
 	return took
 }
@@ -67,7 +79,7 @@ func TestWhatWasNeededIsTakenLater(t *testing.T) {
 	u := usage{files: 44 * mib}
 	rests := []int{}
 	for n, last := 0, 0; len(rests) < 6 && n < 10000; n++ {
-		if took := a.old(u); took > 0 {
+		if took := look(&a, u); took > 0 {
 			rests, last = append(rests, n-last), n
 			u.refaults += took
 		}
@@ -76,12 +88,12 @@ func TestWhatWasNeededIsTakenLater(t *testing.T) {
 		t.Errorf("rounds between: %d", rests)
 	}
 	for range 10 {
-		if took := a.old(u); took > 0 {
+		if took := look(&a, u); took > 0 {
 			t.Fatal("it does not rest")
 		}
 	}
 	for n := 0; a.wait > 0 && n < 10000; n++ { // what is taken now is not needed
-		if took := a.old(u); took > 0 {
+		if took := look(&a, u); took > 0 {
 			u.files -= took
 		}
 	}
