@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -78,6 +79,27 @@ func TestTheKernelWatchesMemory(t *testing.T) {
 	if damon("0/state") != "off" {
 		t.Error("it is on in a machine that stands still")
 	}
+}
+
+// Whoever switched it on switches it off before he goes.
+func TestNobodyWatchesWithoutTheAgent(t *testing.T) {
+	k, a, damon := watched(t)
+	var age aging
+	for range 2 {
+		must(t, a.giveBackOnce(k, &age))
+	}
+	if damon("0/state") != "on" {
+		t.Fatal("it is not on")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 { // either of two that are over may be seen first
+		a.giveBack(ctx, k)
+		if damon("0/state") == "off" && damon("nr_kdamonds") == "0" {
+			return
+		}
+	}
+	t.Error("it is still on")
 }
 
 // One that takes nothing of what is old is put away after its trial, and memory.reclaim takes it.

@@ -168,6 +168,13 @@ func (a *Agent) giveBack(ctx context.Context, k kernelFiles) {
 	case <-ctx.Done():
 		return
 	}
+	defer func() { // it does not go on without anybody who holds it back
+		a.starting.Lock()
+		defer a.starting.Unlock()
+		if err := a.damon.stop(); err != nil {
+			a.damon.putAway("the kernel does not stop watching memory", err)
+		}
+	}()
 	var age aging
 	tick := time.NewTicker(reclaimEvery)
 	defer tick.Stop()
