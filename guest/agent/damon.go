@@ -13,22 +13,22 @@ import (
 )
 
 // damon has the kernel itself watch what memory is accessed, and drop files that were not for a while
-// (DAMON, in kernels that have it and where nobody else uses it). It is on trial until it has taken
-// something: some kernels run it and it takes nothing, and then it is put away for good.
+// (DAMON, in kernels that have it and where nobody else uses it). It is always on trial: some kernels
+// run it and it takes nothing, or too little of what is old, and then it is put away for good.
 type damon struct {
 	kernelFiles
 	log *slog.Logger
 
 	on      bool
 	unfit   bool
-	ever    bool  // it has taken something
 	counted int64 // bytes since it is on
-	doubts  int   // rounds of its trial in which there was something to take
+	doubts  int   // rounds, one after the other, in which there was something to take and it took too little
 }
 
 const (
 	damonSample = 100 * time.Millisecond // between two looks at a page of each region
 	damonSum    = time.Second            // over which accesses are counted
+	damonLeast  = 100                    // regions: with fewer, what is used hides what is not
 	damonTrial  = 12                     // rounds
 )
 
@@ -88,6 +88,7 @@ func (d *damon) prepare() error {
 	}
 	err = d.set("nr_kdamonds", "1", "0/contexts/nr_contexts", "1", context+"operations", "paddr",
 		context+"monitoring_attrs/intervals/sample_us", micro(damonSample), context+"monitoring_attrs/intervals/aggr_us", micro(damonSum),
+		context+"monitoring_attrs/nr_regions/max", strconv.Itoa(10*damonLeast), context+"monitoring_attrs/nr_regions/min", strconv.Itoa(damonLeast),
 		context+"targets/nr_targets", "1", context+"targets/0/regions/nr_regions", strconv.Itoa(len(ram)))
 	for i, r := range ram {
 		at := fmt.Sprintf("%stargets/0/regions/%d/", context, i)
@@ -140,7 +141,7 @@ func (d *damon) taken() (int64, error) {
 	}
 	now, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 	n := now - d.counted
-	d.counted, d.ever = now, d.ever || now > 0
+	d.counted = now
 	return n, err
 }
 
@@ -166,13 +167,17 @@ func (d *damon) round(calm bool) (n int64) {
 	return n
 }
 
-// takes says whether it is left to it to take what is old. More than one trial long, it has to.
-func (d *damon) takes() bool {
-	if d.unfit || d.ever {
-		return !d.unfit
-	}
-	if d.doubts++; d.doubts > damonTrial {
-		d.putAway("the kernel watches memory, and finds nothing of what is old", nil)
+// takes says whether it is left to it to take n bytes that are old. In a round of each trial it has to
+// take an eighth of that.
+func (d *damon) takes(n, took int64) bool {
+	switch {
+	case d.unfit:
+	case took >= n/8:
+		d.doubts = 0
+	default:
+		if d.doubts++; d.doubts > damonTrial {
+			d.putAway("the kernel watches memory, and finds too little of what is old", nil)
+		}
 	}
 	return !d.unfit
 }

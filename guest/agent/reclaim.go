@@ -206,14 +206,15 @@ func (a *Agent) giveBackOnce(k kernelFiles, age *aging) error {
 		return err
 	}
 	calm := age.calm(now)
-	if n := a.damon.round(calm); n > 0 {
-		age.taken = n
+	took := a.damon.round(calm)
+	if took > 0 {
+		age.taken = took
 	}
 	if !calm {
 		return nil
 	}
 	n := age.old(now)
-	if n == 0 || a.damon.takes() {
+	if n == 0 || a.damon.takes(n, took) {
 		return nil
 	}
 	if err := k.take(n); err != nil {
