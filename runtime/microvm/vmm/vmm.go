@@ -36,7 +36,7 @@
 // QEMU is the only implementation. What another would do:
 //
 // Cloud Hypervisor: Start is its REST calls vm.create and vm.boot on a socket that
-// it inherits; Pmem are --pmem file=…,discard_writes=on; Pause, Resume, Snapshot
+// it inherits; Pmem are --pmem file=…,discard_writes=on; a Balloon is --balloon size=0,free_page_reporting=on; Pause, Resume, Snapshot
 // and Restore are vm.pause, vm.resume, vm.snapshot and --restore. Its snapshot has
 // the memory in a file of its own, which a clone maps privately. The channel is
 // virtio-vsock with a Unix socket here: Channel is the connection that the guest's
