@@ -98,6 +98,9 @@ func TestMemoryGoesBack(t *testing.T) {
 // A cold machine goes on giving back when it was suspended, when it is a copy, when another process has
 // adopted it and when it was stopped and started; and while it is stopped a clone serves its files.
 func TestMemoryGoesBackForGood(t *testing.T) {
+	if !long {
+		t.Skip("it waits for six machines, emulated, one after the other: DSEC_LONG is not set")
+	}
 	w := newWorld(t)
 	id := w.create(t, roomy, cold)
 	goes := func(what string, id dsec.SandboxID) {
