@@ -261,6 +261,20 @@ func TestHostNamesAreShortenedToLabels(t *testing.T) {
 	}
 }
 
+func TestAWayToBeginIsOfMicroVMs(t *testing.T) {
+	for _, c := range []struct {
+		tier Tier
+		boot Boot
+		ok   bool
+	}{{TierMicroVM, BootClone, true}, {TierMicroVM, BootCold, true}, {TierContainer, BootClone, true}, {TierContainer, BootCold, false},
+		{TierFullVM, BootCold, false}, {TierMicroVM, "warm", false}} {
+		s := Spec{Tier: c.tier, Boot: c.boot, Image: "base:1"}
+		if err := s.Validate(); (err == nil) != c.ok || err != nil && (ClassOf(err) != Invalid || !strings.Contains(err.Error(), "boot")) {
+			t.Errorf("%s %q: %v", c.tier, c.boot, err)
+		}
+	}
+}
+
 func TestAnIsolationIsOfContainers(t *testing.T) {
 	for _, c := range []struct {
 		tier      Tier

@@ -27,6 +27,15 @@ const (
 	IsolationGVisor  Isolation = "gvisor" // of containers: a kernel in user space answers the system calls
 )
 
+// Boot is how a microVM begins.
+type Boot string
+
+// The ways to begin.
+const (
+	BootClone Boot = ""     // as a copy of a machine that has booted: at once, and sharing its memory
+	BootCold  Boot = "cold" // by its own kernel: slower, with memory of its own, which it gives back as it gets idle
+)
+
 // Isolated says in a word what is between a sandbox and the kernel of its machine:
 // "namespaces", "gvisor" or "vm".
 func (s *Spec) Isolated() string {
@@ -87,6 +96,7 @@ type Spec struct {
 	Name       string            `json:"name,omitempty"` // optional, unique among live sandboxes of a project
 	Tier       Tier              `json:"tier"`
 	Isolation  Isolation         `json:"isolation,omitempty"` // "" is what the tier gives by itself
+	Boot       Boot              `json:"boot,omitempty"`      // of a microvm
 	Image      LayerRef          `json:"image"`               // the base
 	Layers     []LayerRef        `json:"layers,omitempty"`    // workspace, then toolkits, bottom to top
 	Command    []string          `json:"command,omitempty"`   // main process; its end ends the sandbox; none: it idles
@@ -164,6 +174,9 @@ func (s *Spec) Validate() error {
 	case s.Tier != TierContainer:
 		return bad("isolation", "gvisor is a way to isolate containers, not the tier %s", s.Tier)
 	}
+	if err := s.validateBoot(); err != nil {
+		return err
+	}
 	if s.Image == "" {
 		return bad("image", "is required")
 	}
@@ -200,6 +213,16 @@ func (s *Spec) Validate() error {
 		return err
 	}
 	return s.validatePhases()
+}
+
+func (s *Spec) validateBoot() error {
+	switch {
+	case s.Boot == BootClone, s.Boot == BootCold && s.Tier == TierMicroVM:
+		return nil
+	case s.Boot == BootCold:
+		return Errorf(Invalid, "validate spec", "boot", "%s is a way to begin of the tier %s, not %s", s.Boot, TierMicroVM, s.Tier)
+	}
+	return Errorf(Invalid, "validate spec", "boot", "unknown way to begin %s", Quote(string(s.Boot)))
 }
 
 // validName keeps names apart from ids and usable in paths and command lines.

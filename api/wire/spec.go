@@ -10,7 +10,7 @@ import (
 // Spec for the wire.
 func Spec(s dsec.Spec) *dsecv1.Spec {
 	p := &dsecv1.Spec{
-		Name: s.Name, Tier: string(s.Tier), Isolation: string(s.Isolation), Image: string(s.Image), Command: s.Command, Env: s.Env, User: s.User,
+		Name: s.Name, Tier: string(s.Tier), Isolation: string(s.Isolation), Boot: string(s.Boot), Image: string(s.Image), Command: s.Command, Env: s.Env, User: s.User,
 		Workdir: s.Workdir, Hostname: s.Hostname, Network: string(s.Network), Profile: s.Profile,
 		NoNewPrivs: s.NoNewPrivs, Oom: string(s.OOM), Labels: s.Labels, Watch: s.Watch, CallId: s.CallID, RolloutKey: s.RolloutKey,
 		Limits: limits(s.Limits),
@@ -31,7 +31,7 @@ func Spec(s dsec.Spec) *dsecv1.Spec {
 // SpecFrom the wire. An empty tier is the container tier.
 func SpecFrom(p *dsecv1.Spec) dsec.Spec {
 	s := dsec.Spec{
-		Name: p.GetName(), Tier: dsec.Tier(p.GetTier()), Isolation: dsec.Isolation(p.GetIsolation()), Image: dsec.LayerRef(p.GetImage()), Command: p.GetCommand(),
+		Name: p.GetName(), Tier: dsec.Tier(p.GetTier()), Isolation: dsec.Isolation(p.GetIsolation()), Boot: dsec.Boot(p.GetBoot()), Image: dsec.LayerRef(p.GetImage()), Command: p.GetCommand(),
 		Env: p.GetEnv(), User: p.GetUser(), Workdir: p.GetWorkdir(), Hostname: p.GetHostname(),
 		Network: dsec.NetworkMode(p.GetNetwork()), Profile: p.GetProfile(), NoNewPrivs: p.GetNoNewPrivs(),
 		OOM: dsec.OOMPolicy(p.GetOom()), Labels: p.GetLabels(), Watch: p.GetWatch(), CallID: p.GetCallId(), RolloutKey: p.GetRolloutKey(),

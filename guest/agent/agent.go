@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"io"
 	"log/slog"
 	"slices"
 	"sync"
@@ -31,6 +32,9 @@ type Agent struct {
 
 	mounting sync.Mutex // one mount at a time
 
+	reports chan struct{} // closed when the machine is found to report free memory to its host
+	damon   damon         // of who holds starting for writing, and of giveBack, which holds it for reading
+
 	mu        sync.Mutex
 	lingering map[group]struct{} // of commands that have ended and left somebody
 	resumed   bool
@@ -44,7 +48,19 @@ type Agent struct {
 func newAgent(dir string, groups group, log *slog.Logger) *Agent {
 	var id [12]byte
 	_, _ = rand.Read(id[:]) // never errs
-	return &Agent{dir: dir, groups: groups, boot: hex.EncodeToString(id[:]), log: log, reaper: newReaper(), commands: map[string]*execution{}, lingering: map[group]struct{}{}}
+	return &Agent{dir: dir, groups: groups, boot: hex.EncodeToString(id[:]), log: log, reaper: newReaper(), reports: make(chan struct{}),
+		damon: damon{kernelFiles: machineFiles, log: log, unfit: true}, commands: map[string]*execution{}, lingering: map[group]struct{}{}}
+}
+
+// serve answers hosts until the channel is gone.
+func (a *Agent) serve(channel io.ReadWriter) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	var side sync.WaitGroup
+	side.Go(func() { a.giveBack(ctx, machineFiles) })
+	err := guest.Serve(ctx, channel, a)
+	cancel()
+	side.Wait()
+	return err
 }
 
 // Greet implements guest.Server.

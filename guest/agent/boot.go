@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec/files"
-	"github.com/opendsec/dsec/guest"
 )
 
 const (
@@ -83,7 +81,7 @@ func agentMain() error {
 	if err != nil {
 		return fmt.Errorf("channel: %w", err)
 	}
-	return guest.Serve(context.Background(), channel, newAgent(ourDir, groups, log))
+	return newAgent(ourDir, groups, log).serve(channel)
 }
 
 // boot makes the machine usable. What is mounted already stays.

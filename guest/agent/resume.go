@@ -56,6 +56,7 @@ func (a *Agent) resume(q guest.Request) error {
 	if err := setClock(r.Time); err != nil {
 		return wrap(op, fmt.Errorf("set the clock: %w", err))
 	}
+	a.lookForHost(machineFiles)
 	if err := stir(r.Seed); err != nil {
 		return wrap(op, fmt.Errorf("add entropy: %w", err))
 	}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/opendsec/dsec/guest"
 )
 
 // servicePort is the one of a machine that has an init of its own.
@@ -55,7 +52,7 @@ func serviceMain(args []string) error {
 	}
 	a := newAgent(ourDir, groups, log)
 	a.service = true
-	return guest.Serve(context.Background(), channel, a)
+	return a.serve(channel)
 }
 
 // serviceGroup is the control group that the init of the machine gave to the service, to do with as it

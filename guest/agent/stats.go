@@ -97,6 +97,9 @@ func (a *Agent) freeze(ctx context.Context, sync bool) error {
 	if err != nil {
 		return err
 	}
+	if err := a.damon.stop(); err != nil { // nothing is taken of a machine that is about to stand still
+		a.damon.putAway("the kernel does not stop watching memory", err)
+	}
 	a.holdClocks(true)
 	if err := sb.group.freeze(ctx, true); err != nil {
 		_ = sb.group.freeze(ctx, false)

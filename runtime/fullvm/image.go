@@ -105,7 +105,7 @@ func digested(name string) (vmm.File, error) {
 // shape is the machine that a sandbox is.
 func (r *Runtime) shape(rec *record) (vmm.Shape, error) {
 	l := rec.Request.Spec.Limits
-	s := vmm.Shape{CPUs: max(1, int(l.CPU)), Memory: l.Memory &^ (1<<20 - 1), Disk: rec.Image.Size, Firmware: true}
+	s := vmm.Shape{CPUs: max(1, int(l.CPU)), Memory: l.Memory &^ (1<<20 - 1), Disk: rec.Image.Size, Firmware: true, Balloon: true}
 	if float64(s.CPUs) < l.CPU {
 		s.CPUs++
 	}

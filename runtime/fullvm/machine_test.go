@@ -40,6 +40,7 @@ func TestMachine(t *testing.T) {
 	b := w.boot(t)
 	t.Run("commands", b.commands)
 	t.Run("files", b.files)
+	t.Run("memory", b.memory)
 	t.Run("screen", b.screen)
 	t.Run("mark and revert", b.revert)
 	t.Run("adoption", b.adoption)
@@ -216,7 +217,7 @@ func (b *box) pause(t *testing.T) {
 	must(t, b.r.Resume(b.ctx(), b.id))
 	b.run("true")
 	s, err := b.r.Stats(b.ctx(), b.id)
-	if err != nil || s.Memory < 50<<20 || s.CPU < time.Second || s.Disk < 50<<20 || s.DiskLimit != 2<<30 {
+	if err != nil || s.Memory < 50<<20 || s.HostMemory < 50<<20 || s.CPU < time.Second || s.Disk < 50<<20 || s.DiskLimit != 2<<30 {
 		t.Errorf("%+v, %v", s, err)
 	}
 }

@@ -125,7 +125,13 @@ func TestMachineOfAnySystem(t *testing.T) {
 	if err := b.r.Power(b.ctx(), b.id, "plug"); dsec.ClassOf(err) != dsec.Invalid {
 		t.Error(err)
 	}
+	if s, err := b.r.Stats(b.ctx(), b.id); err != nil || s.HostMemory < 1<<20 {
+		t.Errorf("what the host has of a machine: %+v, %v", s, err)
+	}
 	must(t, b.r.Stop(b.ctx(), b.id, 0))
+	if s, err := b.r.Stats(b.ctx(), b.id); err != nil || s.HostMemory != 0 {
+		t.Errorf("what the host has of a stopped machine: %+v, %v", s, err)
+	}
 	if _, err := b.r.Screenshot(b.ctx(), b.id, dsec.Region{}); dsec.ClassOf(err) != dsec.IllegalState {
 		t.Error(err)
 	}

@@ -223,7 +223,11 @@ func (b *build) network(ctx context.Context) (err error) {
 }
 
 func (b *build) machine(ctx context.Context) error {
-	m, err := b.r.clone(ctx, b.machinery, b.layers, cloneOf{name: string(b.sb.ID), disk: shared(b.sb.ID), tap: b.tap})
+	start := b.r.clone
+	if b.rec.Request.Spec.Boot == dsec.BootCold {
+		start = b.r.cold
+	}
+	m, err := start(ctx, b.machinery, b.layers, cloneOf{name: string(b.sb.ID), disk: shared(b.sb.ID), tap: b.tap})
 	if err != nil {
 		return err
 	}
@@ -231,6 +235,25 @@ func (b *build) machine(ctx context.Context) error {
 	b.sb.machine = m
 	b.sb.Mu.Unlock()
 	return nil
+}
+
+// cold starts a machine whose kernel boots, and waits for its agent.
+func (r *Runtime) cold(ctx context.Context, m Machinery, l *backing, of cloneOf) (vmm.VM, error) {
+	dir, err := r.disks.Open(ctx, of.disk)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	vm, err := m.VMM.Start(ctx, l.shape, vmm.Devices{Name: of.name, Pmem: l.slots, Disk: diskPath(dir), Blocks: l.blocks, Tap: of.tap})
+	if err != nil {
+		return nil, err
+	}
+	c, err := connectWithin(ctx, vm.Channel(), bootTime)
+	if err != nil {
+		vm.Kill()
+		return nil, dsec.E(dsec.ClassOf(err), "boot", "virtual machine", errors.Join(err, vm.Err()))
+	}
+	return vm, c.Close()
 }
 
 // cloneOf is what one machine is given.

@@ -161,7 +161,7 @@ func (r *Runtime) startDisk(ctx context.Context, sb *sandbox) (*diskMachine, err
 		}},
 		{Name: "layers", Do: func(ctx context.Context) (err error) {
 			if l, err = r.back(ctx, m, rec.Request, nil); err == nil {
-				rec.Read = l.read
+				rec.Read, l.shape.Balloon = l.read, false // it is not here for long
 			}
 			return err
 		}},

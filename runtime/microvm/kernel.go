@@ -13,7 +13,7 @@ import (
 )
 
 // Modules are what the kernel of a guest needs beyond what is built into it.
-var Modules = []string{"virtio_pci", "virtio_console", "virtio_blk", "virtio_net", "virtio_pmem", "nd_pmem", "erofs", "overlay", "ext4"}
+var Modules = []string{"virtio_pci", "virtio_console", "virtio_blk", "virtio_net", "virtio_balloon", "virtio_pmem", "nd_pmem", "erofs", "overlay", "ext4"}
 
 // FileOf is a file as it is now.
 func FileOf(ctx context.Context, path string) (vmm.File, error) {

@@ -18,6 +18,7 @@ import (
 
 // Times that a guest has.
 const (
+	bootTime   = time.Minute      // to answer the first time of all
 	greetTime  = 20 * time.Second // to answer the first time after its machine goes on
 	resumeTime = 20 * time.Second
 	mountTime  = time.Minute
@@ -33,10 +34,14 @@ func (l lane) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
 
 // connect begins a session on the channel of a machine. The one before has to be closed.
 func connect(ctx context.Context, ch net.Conn) (*guest.Client, error) {
+	return connectWithin(ctx, ch, greetTime)
+}
+
+func connectWithin(ctx context.Context, ch net.Conn, limit time.Duration) (*guest.Client, error) {
 	if err := ch.SetDeadline(time.Time{}); err != nil {
 		return nil, dsec.E(dsec.SandboxGone, "greet guest", "", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, greetTime)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return guest.Connect(ctx, lane{ch}, guest.Options{Program: version.Version})
 }

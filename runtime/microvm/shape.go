@@ -95,7 +95,8 @@ func (b *backing) letGo() {
 func (r *Runtime) back(ctx context.Context, m Machinery, req runtime.Request, read []bool) (_ *backing, err error) {
 	layers := req.Layers.Layers
 	spec := req.Spec
-	b := &backing{shape: vmm.Shape{Kernel: m.Kernel, Initramfs: m.Initramfs, CPUs: 1, Disk: diskSize(spec.Limits.Disk), NIC: true}}
+	b := &backing{shape: vmm.Shape{Kernel: m.Kernel, Initramfs: m.Initramfs, CPUs: 1, Disk: diskSize(spec.Limits.Disk), NIC: true,
+		Balloon: spec.Boot == dsec.BootCold}}
 	defer func() {
 		if err != nil {
 			b.letGo()

@@ -50,6 +50,7 @@ type Spec struct {
 	MirrorDeny    []string               `protobuf:"bytes,46,rep,name=mirror_deny,json=mirrorDeny,proto3" json:"mirror_deny,omitempty"` // what it refuses: "pypi:requests"
 	Watch         []string               `protobuf:"bytes,55,rep,name=watch,proto3" json:"watch,omitempty"`                             // paths whose writes are evidence, like "/tests/**", besides those always watched
 	Isolation     string                 `protobuf:"bytes,56,opt,name=isolation,proto3" json:"isolation,omitempty"`                     // "" is what the tier gives by itself; "gvisor"
+	Boot          string                 `protobuf:"bytes,57,opt,name=boot,proto3" json:"boot,omitempty"`                               // of tier "microvm": "" is a copy of a machine that has booted; "cold"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -255,6 +256,13 @@ func (x *Spec) GetWatch() []string {
 func (x *Spec) GetIsolation() string {
 	if x != nil {
 		return x.Isolation
+	}
+	return ""
+}
+
+func (x *Spec) GetBoot() string {
+	if x != nil {
+		return x.Boot
 	}
 	return ""
 }
@@ -4367,7 +4375,7 @@ var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x96\a\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xaa\a\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -4397,7 +4405,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\vmirror_deny\x18. \x03(\tR\n" +
 	"mirrorDeny\x12\x14\n" +
 	"\x05watch\x187 \x03(\tR\x05watch\x12\x1c\n" +
-	"\tisolation\x188 \x01(\tR\tisolation\x1a6\n" +
+	"\tisolation\x188 \x01(\tR\tisolation\x12\x12\n" +
+	"\x04boot\x189 \x01(\tR\x04boot\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +

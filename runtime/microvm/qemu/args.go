@@ -103,11 +103,20 @@ func (l line) args() []string {
 		}
 		a = append(a, "-netdev", back, "-device", "virtio-net-pci,id=nic0,netdev=net,romfile=,mac="+mac)
 	}
+	a = append(a, l.balloon()...)
 	a = append(a, "-kernel", fdPath(l.kernel))
 	if l.initramfs == 0 {
 		return append(a, "-incoming", "defer")
 	}
 	return append(a, "-initrd", fdPath(l.initramfs), "-append", cmdline(l.accel, s.Append))
+}
+
+// balloon is the device through which a guest reports free pages. Nobody blows it up.
+func (l line) balloon() []string {
+	if !l.shape.Balloon {
+		return nil
+	}
+	return []string{"-device", "virtio-balloon-pci,id=balloon0,free-page-reporting=on"}
 }
 
 // memory leaves room for the slots, each at a place that may be a multiple of 1 GiB.

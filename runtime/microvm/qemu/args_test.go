@@ -40,6 +40,8 @@ func fullShape() vmm.Shape {
 func TestCommandLines(t *testing.T) {
 	small := fullShape()
 	small.Pmem, small.Disk, small.NIC, small.Append = nil, 0, false, ""
+	reporting := small
+	reporting.Balloon = true
 	var out strings.Builder
 	for _, c := range []struct {
 		name string
@@ -50,16 +52,25 @@ func TestCommandLines(t *testing.T) {
 		{"template", line{accel: tcg, shape: fullShape(), qmp: 3, agent: 4, kernel: 5, initramfs: 6, slots: []int{7, 8}, disk: 9, cable: 11, ram: 12, shared: true}},
 		{"clone", line{accel: tcg, shape: fullShape(), qmp: 3, agent: 4, kernel: 5, slots: []int{7, 8}, disk: 9, tap: 10, ram: 12}},
 		{"restored", line{accel: tcg, shape: small, qmp: 3, agent: 4, kernel: 5}},
+		{"cold, with a balloon", line{accel: tcg, shape: reporting, qmp: 3, agent: 4, kernel: 5, initramfs: 6}},
 	} {
 		c.line.firmware = "/qboot.rom"
 		out.WriteString("# " + c.name + "\n" + strings.Join(c.line.args(), "\n") + "\n")
 		for _, a := range c.line.args() {
-			if strings.Contains(a, "balloon") || strings.Contains(a, "fd=0") || strings.Contains(a, "/fd/0") {
+			if strings.Contains(a, "balloon") != (c.line.shape.Balloon && strings.HasPrefix(a, "virtio-balloon")) || strings.Contains(a, "fd=0") || strings.Contains(a, "/fd/0") {
 				t.Errorf("%s: %s", c.name, a)
 			}
 		}
 	}
 	golden(t, "lines.txt", out.String())
+}
+
+// What a clone reports as free is a part of its template.
+func TestNoTemplateHasABalloon(t *testing.T) {
+	s := fullShape()
+	s.Balloon = true
+	_, err := (&Driver{}).BuildTemplate(t.Context(), s, ready)
+	wantClass(t, err, dsec.Unsupported, "balloon")
 }
 
 func TestManifestAndKeyOfVersion1(t *testing.T) {
@@ -90,6 +101,7 @@ func TestManifestAndKeyOfVersion1(t *testing.T) {
 		"slots":       {"2097152", "2097153", dsec.Corrupt},
 		"kind":        {"template", "snapshot", dsec.Corrupt},
 		"memory":      {`"memory": 268435456`, `"memory": 134217728`, dsec.Corrupt},
+		"balloon":     {`"nic": true`, `"nic": true, "balloon": true`, dsec.Corrupt},
 		"cut":         {"}\n", "", dsec.Corrupt},
 	} {
 		text := strings.Replace(string(man.encode()), c.from, c.to, 1)
@@ -114,6 +126,7 @@ func TestManifestAndKeyOfVersion1(t *testing.T) {
 		"disk":    func(l *line) { l.shape.Disk += 512 },
 		"no nic":  func(l *line) { l.shape.NIC = false },
 		"no disk": func(l *line) { l.shape.Disk = 0 },
+		"balloon": func(l *line) { l.shape.Balloon = true },
 	} {
 		l := line{accel: tcg, shape: fullShape()}
 		change(&l)

@@ -62,6 +62,7 @@ func (l line) deskArgs() []string {
 		}
 		a = append(a, "-netdev", back, "-device", "virtio-net-pci,id=nic0,netdev=net,romfile=,mac="+mac)
 	}
+	a = append(a, l.balloon()...)
 	if l.incoming {
 		a = append(a, "-incoming", "defer")
 	}

@@ -44,6 +44,7 @@ type identity struct {
 	Firmware  bool    `json:"firmware,omitempty"` // and the kernel is it
 	Video     string  `json:"video,omitempty"`
 	Bus       string  `json:"bus,omitempty"`
+	Balloon   bool    `json:"balloon,omitempty"`
 }
 
 // noFile is the digest of an initramfs where there is none.
@@ -60,7 +61,7 @@ func (d *Driver) identity(l line) identity {
 	}
 	return identity{QEMU: d.version, Accel: l.accel, Line: hex.EncodeToString(sum[:]), Kernel: s.Kernel.SHA256, Initramfs: initramfs,
 		Append: s.Append, CPUs: s.CPUs, Memory: s.Memory, Pmem: append([]int64{}, s.Pmem...), Disk: s.Disk, NIC: s.NIC, Blocks: slices.Clone(s.Blocks),
-		Firmware: s.Firmware, Video: s.Video, Bus: s.Bus}
+		Firmware: s.Firmware, Video: s.Video, Bus: s.Bus, Balloon: s.Balloon}
 }
 
 func (i identity) equal(j identity) bool {
@@ -68,14 +69,14 @@ func (i identity) equal(j identity) bool {
 	a.Pmem, b.Pmem = nil, nil
 	return slices.Equal(i.Pmem, j.Pmem) && slices.Equal(i.Blocks, j.Blocks) && a.QEMU == b.QEMU && a.Accel == b.Accel && a.Line == b.Line && a.Kernel == b.Kernel &&
 		a.Initramfs == b.Initramfs && a.Append == b.Append && a.CPUs == b.CPUs && a.Memory == b.Memory && a.Disk == b.Disk && a.NIC == b.NIC &&
-		a.Firmware == b.Firmware && a.Video == b.Video && a.Bus == b.Bus
+		a.Firmware == b.Firmware && a.Video == b.Video && a.Bus == b.Bus && a.Balloon == b.Balloon
 }
 
 // shape has the digests of the kernel and the initramfs, and not the files.
 func (i identity) shape() vmm.Shape {
 	return vmm.Shape{Kernel: vmm.File{SHA256: i.Kernel}, Initramfs: vmm.File{SHA256: i.Initramfs}, Append: i.Append,
 		CPUs: i.CPUs, Memory: i.Memory, Pmem: i.Pmem, Disk: i.Disk, NIC: i.NIC, Blocks: i.Blocks,
-		Firmware: i.Firmware, Video: i.Video, Bus: i.Bus}
+		Firmware: i.Firmware, Video: i.Video, Bus: i.Bus, Balloon: i.Balloon}
 }
 
 // key names a template.
@@ -184,6 +185,8 @@ func parseManifest(text []byte) (manifest, error) {
 		return bad("the kind %s", dsec.Quote(m.Kind))
 	case (m.Kind == kindTemplate) != (m.RAM != nil):
 		return bad("a template has memory beside its state, a snapshot has not")
+	case m.Kind == kindTemplate && i.Balloon:
+		return bad("a template with a balloon")
 	case m.RAM != nil && m.RAM.Size != i.Memory:
 		return bad("%d bytes of memory are %d", i.Memory, m.RAM.Size)
 	case m.State.Size <= 0 || m.State.Size > maxState(m.Kind, i.Memory):

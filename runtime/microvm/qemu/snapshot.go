@@ -40,13 +40,13 @@ func (m *machine) Snapshot(ctx context.Context, dir string) (err error) {
 	}
 	defer func() { _ = os.RemoveAll(work) }()
 	if status == "running" {
+		defer func() {
+			// Also when the caller has gone, perhaps while it was being stopped: the machine is left as it was.
+			err = errors.Join(err, m.call(context.WithoutCancel(ctx), "cont", nil, nil))
+		}()
 		if err := m.call(ctx, "stop", nil, nil); err != nil {
 			return err
 		}
-		defer func() {
-			// Also when the caller has gone: the machine is left as it was.
-			err = errors.Join(err, m.call(context.WithoutCancel(ctx), "cont", nil, nil))
-		}()
 	}
 	if err := m.shareMemory(ctx, false); err != nil {
 		return err

@@ -152,7 +152,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	odd := filepath.Join(dir, "odd")
 	sized(t, odd, 4<<20-4096, "")
 	start(dsec.Invalid, "its slot", func(c *caseOf) { c.Devices.Pmem[0] = odd })
-	start(dsec.Invalid, "its slot", func(c *caseOf) { c.Devices.Disk = odd })
+	start(dsec.Invalid, "its place", func(c *caseOf) { c.Devices.Disk = odd })
 	start(dsec.NotFound, "no such file", func(c *caseOf) { c.Devices.Pmem[0] = odd + "?" })
 	start(dsec.Invalid, "regular", func(c *caseOf) { c.Devices.Pmem[0] = dir })
 	start(dsec.Invalid, "for 2 slots", func(c *caseOf) { c.Devices.Pmem = []string{"", "", ""} })

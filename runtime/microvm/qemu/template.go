@@ -49,6 +49,9 @@ func (d *Driver) BuildTemplate(ctx context.Context, s vmm.Shape, ready vmm.Ready
 	if err := s.Check(); err != nil {
 		return vmm.Template{}, err
 	}
+	if s.Balloon {
+		return vmm.Template{}, dsec.Errorf(dsec.Unsupported, "build template", "virtual machine", "it has a balloon: what a clone gave back would be taken from its template")
+	}
 	l := line{accel: d.accelOf(s.Kernel.SHA256), shape: s}
 	ident := d.identity(l)
 	t := vmm.Template{Key: ident.key()}

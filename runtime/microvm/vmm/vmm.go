@@ -36,7 +36,7 @@
 // QEMU is the only implementation. What another would do:
 //
 // Cloud Hypervisor: Start is its REST calls vm.create and vm.boot on a socket that
-// it inherits; Pmem are --pmem file=…,discard_writes=on; Pause, Resume, Snapshot
+// it inherits; Pmem are --pmem file=…,discard_writes=on; a Balloon is --balloon size=0,free_page_reporting=on; Pause, Resume, Snapshot
 // and Restore are vm.pause, vm.resume, vm.snapshot and --restore. Its snapshot has
 // the memory in a file of its own, which a clone maps privately. The channel is
 // virtio-vsock with a Unix socket here: Channel is the connection that the guest's
@@ -82,6 +82,10 @@ type Shape struct {
 	Disk      int64   // size of the writable /dev/vda in bytes, a multiple of 512; 0: none
 	Blocks    []int64 // sizes of read-only disks behind it in bytes, multiples of 512
 	NIC       bool    // an interface, the same address in every machine
+
+	// Balloon: the guest tells what of its memory is free, and the monitor gives that back to this machine.
+	// No template has one: see BuildTemplate. A machine keeps it when it is restored.
+	Balloon bool
 
 	// Firmware: Kernel is a firmware instead (SeaBIOS, OVMF), which boots the disk. There is no initramfs,
 	// no command line and no slot, and the machine may start itself anew. Desk machines are such.
@@ -153,7 +157,8 @@ type VMM interface {
 	// run, long before the guest says anything.
 	Start(ctx context.Context, s Shape, d Devices) (VM, error)
 
-	// BuildTemplate returns the template of a shape, and boots it if there is none.
+	// BuildTemplate returns the template of a shape, and boots it if there is none. One with a
+	// balloon is Unsupported: what a clone gave back would be taken from its template.
 	BuildTemplate(ctx context.Context, s Shape, ready Ready) (Template, error)
 
 	// Clone starts a machine where the template stopped.

@@ -219,6 +219,12 @@ def test_the_readme_names_every_method_of_images_layers_and_templates() -> None:
         assert set(re.findall(r"`(\w+)", row.group(1))) == {m for m in vars(kind) if not m.startswith("_")}
 
 
+def test_boot_goes_there_and_back() -> None:
+    spec = Spec("base:1", tier="microvm", boot="cold")
+    assert spec.wire()["boot"] == "cold" and Spec.from_wire(spec.wire()).boot == "cold"
+    assert "boot" not in Spec("base:1").wire()
+
+
 def test_isolation_goes_there_and_back() -> None:
     spec = Spec("base:1", isolation="gvisor")
     assert spec.wire()["isolation"] == "gvisor" and Spec.from_wire(spec.wire()).isolation == "gvisor"

@@ -15,6 +15,7 @@ class SpecFields(TypedDict, total=False):
     name: str
     tier: str
     isolation: str
+    boot: str
     command: Sequence[str]
     env: Mapping[str, str]
     user: str

@@ -85,6 +85,7 @@ class Spec:
     name: str = ""
     tier: str = ""
     isolation: str = ""  # "gvisor": a container behind a kernel in user space
+    boot: str = ""  # of tier "microvm"; "cold": it boots its own kernel, and gives back memory that is idle
     command: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
@@ -128,7 +129,7 @@ class Spec:
                      "keep_failed": parse_duration(self.on_failure.ttl) if self.on_failure else 0.0}
         cutoff = cutoff_time(self.cutoff)
         return w.drop_empty({
-            "name": self.name, "tier": self.tier, "isolation": self.isolation, "image": self.image, "layers": list(self.layers),
+            "name": self.name, "tier": self.tier, "isolation": self.isolation, "boot": self.boot, "image": self.image, "layers": list(self.layers),
             "command": list(self.command), "env": dict(self.env), "user": self.user, "workdir": self.workdir,
             "hostname": self.hostname, "network": self.network, "allow": rules(self.allow),
             "phases": phases(self.phases),
@@ -143,7 +144,7 @@ class Spec:
         lim, life = m.get("limits") or {}, m.get("lifetimes") or {}
         return cls(
             image=w.string(m, "image"), layers=tuple(w.strings(m, "layers")), name=w.string(m, "name"),
-            tier=w.string(m, "tier"), isolation=w.string(m, "isolation"), command=tuple(w.strings(m, "command")), env=w.string_map(m, "env"),
+            tier=w.string(m, "tier"), isolation=w.string(m, "isolation"), boot=w.string(m, "boot"), command=tuple(w.strings(m, "command")), env=w.string_map(m, "env"),
             user=w.string(m, "user"), workdir=w.string(m, "workdir"), hostname=w.string(m, "hostname"),
             network=w.string(m, "network"), allow=tuple(NetworkRule.from_wire(r) for r in w.messages(m, "allow")),
             cutoff=w.time(m, "cutoff"), mirror_deny=tuple(w.strings(m, "mirror_deny")), cpu=w.number(lim, "cpu"), cpu_weight=w.integer(lim, "cpu_weight"),
