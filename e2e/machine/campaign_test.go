@@ -28,7 +28,7 @@ func campaignTime() time.Duration {
 	if long {
 		return 10 * time.Minute
 	}
-	return 40 * time.Second
+	return 25 * time.Second
 }
 
 const (

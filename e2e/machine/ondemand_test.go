@@ -129,7 +129,7 @@ func killWhileReading(t *testing.T, how, blobs string) {
 			t.Logf("what dsec up had to say:\n%s", h.Log.Worth())
 		}
 	}()
-	length := 25 * time.Second
+	length := 12 * time.Second
 	if long {
 		length = 10 * time.Minute
 	}

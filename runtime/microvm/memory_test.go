@@ -79,6 +79,10 @@ func TestMemoryGoesBack(t *testing.T) {
 	if have := w.host(t, clone); have < mostClone-20*mib {
 		t.Errorf("the clone had %d MiB and has %d: what is seen is no doing of the balloon", mostClone/mib, have/mib)
 	}
+	if !long {
+		t.Log("what becomes of files is not waited for: DSEC_LONG is not set")
+		return
+	}
 	for _, id := range []dsec.SandboxID{id, clone} {
 		if o := w.run(t, id, "head -c 104857600 /dev/zero >/big; sync; cat /big >/dev/null; echo $?"); o.stdout != "0\n" {
 			t.Fatalf("%+v", o)
