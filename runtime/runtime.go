@@ -139,12 +139,13 @@ type Filer interface {
 	Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error)
 }
 
-// Pauser freezes a running sandbox; the clocks of its commands stop.
+// Pauser has all of a running sandbox stand still; the clocks of its commands stop. After an error it
+// runs as before, or Resume has it go on.
 type Pauser interface {
 	Pause(ctx context.Context, id dsec.SandboxID) error
 }
 
-// Resumer thaws a paused sandbox.
+// Resumer has a paused sandbox go on.
 type Resumer interface {
 	Resume(ctx context.Context, id dsec.SandboxID) error
 }

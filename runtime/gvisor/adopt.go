@@ -140,14 +140,33 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox, info hold.Sandb
 		return nil
 	}
 	if sb.Paused = sb.rec.Still; sb.Paused { // an earlier process may have died before it was, or after it was no more
-		if err := r.tell(ctx, sb, inside.RolePause); err != nil {
-			return err
+		if err := r.pauseAgain(ctx, sb, info); err != nil {
+			return dsec.E(dsec.Internal, "pause sandbox", string(sb.ID), err) // which costs one sandbox, whatever it is
 		}
 	}
 	if info.Held == sb.Paused {
 		return nil
 	}
 	return r.hold.HoldClock(ctx, name(sb.ID), sb.Paused)
+}
+
+// pauseAgain has a sandbox be paused, after what an earlier process has had it told.
+func (r *Runtime) pauseAgain(ctx context.Context, sb *sandbox, info hold.SandboxInfo) error {
+	ctx, cancel := context.WithTimeout(ctx, tellLimit)
+	defer cancel()
+	for _, e := range info.Execs {
+		if e.Ended || !strings.HasPrefix(e.Spec.ID, tellPrefix) {
+			continue
+		}
+		p, err := r.hold.Process(ctx, name(sb.ID), e.Spec.ID)
+		if err != nil {
+			return err
+		}
+		if _, err := p.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	return r.tell(ctx, sb, inside.RolePause)
 }
 
 // adoptEnds looks for the end of a command that is the end of its sandbox.

@@ -91,9 +91,10 @@ func (r *Runtime) Stop(ctx context.Context, id dsec.SandboxID, grace time.Durati
 	if sb.GetPhase() == tier.Stopped {
 		return nil
 	}
-	if sb.IsPaused() {
-		if err := r.goOn(ctx, sb); err != nil {
-			return tier.Wrap(op, id, err)
+	if sb.GetPhase() == tier.Running && sb.IsPaused() {
+		if err := r.goOn(ctx, sb); err != nil { // then there is no sentry to ask for anything
+			r.log.Warn("what a sandbox wrote since its start is lost", "sandbox", id, "err", err)
+			sb.saved = true
 		}
 	}
 	if grace > 0 && sb.GetPhase() == tier.Running {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -96,15 +97,16 @@ func (r Runsc) trySpawn(p ociProcess, stdio [3]*os.File) (line, error) {
 	return l, nil
 }
 
-// spawn is trySpawn for one that may meet a pause: it waits until that is over, as what runs inside does.
+// spawn is trySpawn for one that may meet a pause: it waits until that is over, as what runs inside does. It tries again
+// only what runsc has refused, which is in its words, or on a terminal.
 func (r Runsc) spawn(p ociProcess, stdio [3]*os.File) (line, error) {
 	for {
-		l, err := r.trySpawn(p, stdio)
-		if err == nil || !still() && !strings.Contains(err.Error(), "in state paused") {
-			return l, err
-		}
 		for still() {
 			time.Sleep(20 * time.Millisecond)
+		}
+		l, err := r.trySpawn(p, stdio)
+		if err == nil || !errors.Is(err, io.EOF) || !strings.Contains(err.Error(), "in state paused") && !(p.Terminal && still()) {
+			return l, err
 		}
 	}
 }
@@ -177,10 +179,16 @@ func (r Runsc) turn() (*os.File, error) {
 
 // started waits for the first word.
 func (l line) started() error {
-	if err := l.c.SetReadDeadline(time.Now().Add(startLimit)); err != nil {
-		return err
+	var word byte
+	var n int
+	err := os.ErrDeadlineExceeded
+	for waited := true; waited && errors.Is(err, os.ErrDeadlineExceeded); {
+		if err := l.c.SetReadDeadline(time.Now().Add(startLimit)); err != nil {
+			return err
+		}
+		word, n, err = l.read()
+		waited = still() // a pause is no delay of its own
 	}
-	word, n, err := l.read()
 	switch {
 	case err != nil:
 		return fmt.Errorf("start inside: %w", err)
