@@ -91,7 +91,11 @@ func (r *Runtime) adoptRunning(ctx context.Context, sb *sandbox) error {
 	switch dsec.ClassOf(err) {
 	case "":
 	case dsec.SandboxGone:
-		r.end(sb, r.verdict(sb, err))
+		if sb.rec.Begun.Before(r.cfg.Since) {
+			r.end(sb, lostWithHold(err.Error()))
+		} else {
+			r.end(sb, r.verdict(sb, err))
+		}
 		return nil
 	case dsec.NotFound:
 		r.end(sb, runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform, Evidence: []string{"there is no machine of it any more"}})

@@ -47,7 +47,7 @@ func agent(text string) {
 	check(err)
 	driver, err := qemu.New(ctx, qemu.Config{Dir: filepath.Join(j.Dir, "vm"), UID: testUID, UIDs: 100, Keep: &qemu.Keep{Hold: h, Place: Place(groups)}})
 	check(err)
-	r, err := Open(ctx, Config{Dir: filepath.Join(j.Dir, "sandboxes"), Machines: driver, Groups: groups, Disks: disks, Mounts: mounts, Lost: h.Done()})
+	r, err := Open(ctx, Config{Dir: filepath.Join(j.Dir, "sandboxes"), Machines: driver, Groups: groups, Disks: disks, Mounts: mounts, Lost: h.Done(), Since: h.Info().Started})
 	check(err)
 	if j.Stop != "made" && j.Stop != "mark" {
 		failpoint.Arm(j.Stop, failpoint.Kill())

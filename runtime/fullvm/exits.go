@@ -60,7 +60,7 @@ func (r *Runtime) verdict(sb *sandbox, err error) runtime.Exit {
 	x := runtime.Exit{Cause: dsec.CauseUnknown, By: dsec.InducedByUnknown, Evidence: []string{what}}
 	select {
 	case <-r.cfg.Lost:
-		return runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform, Evidence: []string{"the process that held the sandbox (dsec-hold) ended", what}}
+		return lostWithHold(what)
 	default:
 	}
 	sb.Mu.Lock()
@@ -83,6 +83,10 @@ func (r *Runtime) verdict(sb *sandbox, err error) runtime.Exit {
 	return x
 }
 
+func lostWithHold(what string) runtime.Exit {
+	return runtime.Exit{Cause: dsec.CauseInfraNodeLost, By: dsec.InducedByPlatform, Evidence: []string{"the process that held the sandbox (dsec-hold) ended", what}}
+}
+
 // diskStuck ends a sandbox whose machine stands still because its disk could not be written. It cannot go on without
 // an error that its file system does not expect: what it wrote until then is as after a loss of power.
 func (r *Runtime) diskStuck(ctx context.Context, sb *sandbox, why string) {
@@ -91,7 +95,7 @@ func (r *Runtime) diskStuck(ctx context.Context, sb *sandbox, why string) {
 	switch {
 	case ctx.Err() != nil:
 		return
-	case err == nil && u.Used+nearFull >= u.Limit:
+	case err == nil && u.Used+nearFull >= u.Limit, strings.EqualFold(why, unix.EDQUOT.Error()): // nobody else has its quota
 		x.Cause, x.By = dsec.CauseDiskFull, dsec.InducedBySelf
 		x.Evidence = append(x.Evidence, fmt.Sprintf("it has %d bytes with its marks, limit %d bytes", u.Used, u.Limit))
 	case strings.EqualFold(why, unix.ENOSPC.Error()): // as libc spells it

@@ -36,6 +36,7 @@ type Config struct {
 	Disks    diskpool.Pool   // of nobody else
 	Mounts   *rootfs.Mounts  // of layers
 	Lost     <-chan struct{} // closed when what keeps machines has ended; nil: never
+	Since    time.Time       // when that began; a machine of before was lost with another
 
 	BIOS string // ("/usr/share/seabios/bios-256k.bin")
 	UEFI string // ("/usr/share/ovmf/OVMF.fd"); its variables live as long as the machine is on

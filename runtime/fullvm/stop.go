@@ -211,17 +211,25 @@ func (r *Runtime) turnTo(ctx context.Context, op string, id dsec.SandboxID, paus
 	if err != nil {
 		return err
 	}
-	if sb.IsPaused() == paused {
+	switch was := sb.IsPaused(); {
+	case was && paused:
+		return tier.Wrap(op, id, vm.Pause(ctx))
+	case was == paused:
 		return nil
 	}
 	// Written first: whoever finds it so makes it so.
 	if err := r.change(sb, func(rec *record) { rec.Paused = paused }); err != nil {
 		return err
 	}
-	if paused {
-		return tier.Wrap(op, id, r.stand(ctx, sb, vm))
+	if !paused {
+		return tier.Wrap(op, id, r.goOn(ctx, sb))
 	}
-	return tier.Wrap(op, id, r.goOn(ctx, sb))
+	if err = r.stand(ctx, sb, vm); err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
+		defer cancel()
+		err = errors.Join(err, r.goOn(ctx, sb), r.change(sb, func(rec *record) { rec.Paused = false }))
+	}
+	return tier.Wrap(op, id, err)
 }
 
 // stand stops a machine. Its agent is told before, so that the clocks of commands know; one that does not answer

@@ -107,7 +107,7 @@ func (w *world) openRuntime(t testing.TB) {
 	var err error
 	w.driver, err = qemu.New(ctx, qemu.Config{Dir: filepath.Join(w.dir, "vm"), UID: testUID, UIDs: 100, Keep: &qemu.Keep{Hold: w.hold, Place: Place(w.groups)}})
 	must(t, err)
-	w.r, err = Open(ctx, Config{Dir: filepath.Join(w.dir, "sandboxes"), Machines: w.driver, Groups: w.groups, Disks: w.disks, Mounts: w.mounts, Lost: w.hold.Done(), AgentTime: w.agentTime, Log: slog.New(slog.DiscardHandler)})
+	w.r, err = Open(ctx, Config{Dir: filepath.Join(w.dir, "sandboxes"), Machines: w.driver, Groups: w.groups, Disks: w.disks, Mounts: w.mounts, Lost: w.hold.Done(), Since: w.hold.Info().Started, AgentTime: w.agentTime, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 }
 

@@ -58,7 +58,7 @@ func (m *machine) openFull(s *settings, log *slog.Logger) lifecycle.Step {
 			}, Undo: func(context.Context) error { return f.disks.Close() }},
 			{Name: "runtime", Do: func(ctx context.Context) (err error) {
 				f.tier, err = fullvm.Open(ctx, fullvm.Config{Dir: filepath.Join(s.fullDir(), "sandboxes"), Machines: f.driver, Groups: f.groups, Disks: f.disks, Mounts: m.mounts,
-					Lost: m.hold.Done(), Log: log})
+					Lost: m.hold.Done(), Since: m.hold.Info().Started, Log: log})
 				return err
 			}},
 		}
