@@ -32,6 +32,8 @@ run_tiers() {
   DSEC_LONG= DSEC_TEST_TIER=microvm go test -race -count=1 -timeout "$timeout" -run "$cases|Evicted|AnOutage|WhoMayHave|WhatLayers" ./e2e/machine
   echo "== whole machines of containers behind gVisor"
   DSEC_LONG= DSEC_TEST_ISOLATION=gvisor go test -race -count=1 -timeout "$timeout" -run "$cases" ./e2e/machine
+  echo "== whole machines of full VMs" # each sandbox boots, and has the system of its image, not one of ours
+  DSEC_LONG= DSEC_TEST_TIER=fullvm go test -race -count=1 -timeout "$timeout" -run 'A25|C8|D16|G1_|G21|KilledGateway|KilledHold|FullHost|WrongReq|NewVersion' ./e2e/machine
 }
 run_py() {
   echo "== mypy, pytest over the fake tier, then over containers"

@@ -19,6 +19,7 @@ import (
 	"github.com/opendsec/dsec/e2e/up"
 	"github.com/opendsec/dsec/e2e/vm"
 	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime/fullvm/smalldisk"
 )
 
 // long says that the full lengths are wanted.
@@ -89,6 +90,16 @@ func kernels(t *testing.T) string {
 // what of a layer they read, is seen from outside.
 func hosted() bool { return kind.Tier == dsec.TierContainer && kind.Isolation == dsec.IsolationDefault }
 
+// smallDisk is what a full VM boots, made once for each test.
+func smallDisk(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := smalldisk.Make(t.Context(), kernels(t), dir, 256); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "disk")
+}
+
 // runsc is the program that `make runsc` made.
 func runsc(t *testing.T) string {
 	t.Helper()
@@ -138,7 +149,11 @@ func startBinary(t *testing.T, binary, dir, lines string, node ...string) *host 
 	}
 	conf := "gateway: {listen: ''}\nnode: {" + strings.Join(node, ", ") + "}\n" + lines
 	h := &host{t: t, Machine: up.Start(t, binary, fmt.Sprintf("e%d", n), dir, conf)}
-	h.image("box", busybox(t))
+	if kind.Tier == dsec.TierFullVM {
+		h.cli("image", "add-disk", "box", smallDisk(t), "--agent")
+	} else {
+		h.image("box", busybox(t))
+	}
 	return h
 }
 

@@ -17,8 +17,13 @@ import (
 // is refused by the router, so nothing leaves.
 const refused = "echo | nc -w 3 192.0.2.1 80 2>&1; /bin/busybox nslookup x.example 2>&1"
 
-// notPermitted is what they say: a kernel of the sandbox's own is told of it as of a port where nobody listens.
-var notPermitted = regexp.MustCompile("not permitted|refused")
+// notPermitted is what they say: to a kernel of the sandbox's own it is told as of a port where nobody listens.
+var notPermitted = func() *regexp.Regexp {
+	if hosted() {
+		return regexp.MustCompile("not permitted")
+	}
+	return regexp.MustCompile("not permitted|refused")
+}()
 
 // TestPoliciesOutliveTheAgent: an allow-list is in force when sandbox, agent and
 // command line say so, also while no agent lives.
