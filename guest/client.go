@@ -262,7 +262,7 @@ func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	if err != nil || a.Stats == nil {
 		return Stats{}, err
 	}
-	return *a.Stats, nil
+	return a.Stats.bounded(), nil
 }
 
 // Ended returns why the sandbox ended, once it has, though nobody asked for it.

@@ -322,6 +322,19 @@ type Stats struct {
 	DiskSize   int64         `json:"disk_size"`
 }
 
+// bounded is what of it can be so: numbers of a guest are added up, and kept as its highest.
+func (s Stats) bounded() Stats {
+	const year, bytes, count = 365 * 24 * time.Hour, 1 << 50, 1 << 32
+	s.CPU, s.Throttled = min(max(s.CPU, 0), year), min(max(s.Throttled, 0), year)
+	for _, n := range []*int64{&s.Memory, &s.MemoryPeak, &s.Disk, &s.DiskSize} {
+		*n = min(max(*n, 0), bytes)
+	}
+	for _, n := range []*int64{&s.Pids, &s.PidsPeak, &s.PidsDenied, &s.OOMKills} {
+		*n = min(max(*n, 0), count)
+	}
+	return s
+}
+
 // WriteMessage sends v as JSON with its length.
 func WriteMessage(w io.Writer, v any) error {
 	b, err := json.Marshal(v)

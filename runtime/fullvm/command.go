@@ -153,9 +153,13 @@ func (e *execution) Resize(ctx context.Context, s process.Size) error {
 	return e.do(ctx, func(p process.Process) error { return p.Resize(ctx, s) })
 }
 
-// Signal is process.Process's.
+// Signal is not sent again when its session breaks: a second one says more than the first.
 func (e *execution) Signal(ctx context.Context, sig int) error {
-	return e.do(ctx, func(p process.Process) error { return p.Signal(ctx, sig) })
+	p, err := e.found(ctx)
+	if err == nil {
+		err = p.Signal(ctx, sig)
+	}
+	return e.translate(err)
 }
 
 // Kill of what is gone with its sandbox has nothing left to do.

@@ -36,8 +36,9 @@ func (r *Runtime) end(sb *sandbox, x runtime.Exit) bool {
 	rec := *sb.rec
 	rec.Exit = &x
 	sb.rec = &rec
+	err := r.write(&rec) // in turn with whoever changes it
 	sb.Mu.Unlock()
-	if err := r.write(&rec); err != nil { // who opens it next finds no machine, and says so
+	if err != nil { // who opens it next finds no machine, and says so
 		r.log.Warn("write down the end of a sandbox", "sandbox", sb.ID, "err", err)
 	}
 	r.ends.Report(x)

@@ -67,7 +67,7 @@ func (r *Runtime) sampleMachine(ctx context.Context, sb *sandbox, vm vmm.Desk, c
 		ctx, cancel := context.WithTimeout(ctx, sampleTime)
 		defer cancel()
 		if g, err := c.Stats(ctx); err == nil {
-			s.Memory, s.MemoryPeak = g.Memory, max(s.MemoryPeak, g.MemoryPeak)
+			s.Memory, s.MemoryPeak = min(g.Memory, s.MemoryLimit), max(s.MemoryPeak, min(g.MemoryPeak, s.MemoryLimit))
 			s.Pids, s.PidsPeak, s.PidsDenied, s.OOMKills = g.Pids, max(s.PidsPeak, g.PidsPeak), s.PidsDenied+g.PidsDenied, s.OOMKills+g.OOMKills
 		}
 	}
