@@ -1,0 +1,268 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob"
+	"github.com/opendsec/dsec/blob/bucket"
+	"github.com/opendsec/dsec/layer"
+	"github.com/opendsec/dsec/layer/store"
+	"github.com/opendsec/dsec/process"
+	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/microvm/vmm"
+)
+
+const checkpointProject = "p"
+
+// shelf is an object storage in a directory.
+type shelf struct {
+	dir   string
+	blobs blob.Store
+}
+
+func newShelf(t *testing.T) *shelf {
+	t.Helper()
+	dir := t.TempDir()
+	b, err := bucket.Open(context.Background(), "file://"+dir)
+	must(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	return &shelf{dir, b}
+}
+
+// node opens the layer store of one that has the storage.
+func (s *shelf) node(t *testing.T) *store.Store {
+	t.Helper()
+	st, err := store.Open(t.TempDir(), store.Options{Blobs: s.blobs})
+	must(t, err)
+	t.Cleanup(func() { _ = st.Close() })
+	return st
+}
+
+// files are those of a kind.
+func (s *shelf) files(t *testing.T, kind string) []string {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(s.dir, kind, "*"))
+	must(t, err)
+	if len(all) == 0 {
+		t.Fatalf("no %s in the storage", kind)
+	}
+	return all
+}
+
+// checkpoint keeps one of a sandbox.
+func (w *world) checkpoint(t *testing.T, st *store.Store, id dsec.SandboxID) layer.Digest {
+	t.Helper()
+	ctx := t.Context()
+	must(t, w.r.KeepMoment(ctx, id, "kept"))
+	m, err := w.r.OpenMoment(ctx, "kept")
+	must(t, err)
+	m.Spec.Image = dsec.LayerRef(kit.base.Digest)
+	c := layer.Checkpoint{Project: checkpointProject, Sandbox: id, Time: time.Now().UTC(), Spec: m.Spec, Config: m.Config, Machine: m.Machine}
+	d, _, err := st.KeepCheckpoint(ctx, c, m.Files, time.Now().Add(time.Hour))
+	must(t, err)
+	closeMoment(m.Files)
+	must(t, w.r.DropMoment(ctx, "kept"))
+	return d
+}
+
+// goOn makes a sandbox of a checkpoint.
+func (w *world) goOn(ctx context.Context, st *store.Store, d layer.Digest, f ...func(*runtime.Request)) (dsec.SandboxID, error) {
+	c, err := st.FindCheckpoint(ctx, checkpointProject, d)
+	if err != nil {
+		return "", err
+	}
+	r := request(f...)
+	m := runtime.Moment{Spec: c.Spec, Config: c.Config, Machine: c.Machine, Disk: c.Disk.Size, Memory: c.Memory.Size}
+	err = w.r.BringMoment(ctx, "brought", m, r.Layers.Layers, func(ctx context.Context, f layer.MomentFiles) error { return st.FetchCheckpoint(ctx, d, c, f) })
+	if err != nil {
+		return "", err
+	}
+	r.From = "brought"
+	_, err = w.r.Create(ctx, r)
+	return r.ID, errors.Join(err, w.r.DropMoment(ctx, "brought"))
+}
+
+const counts = "n=0; while n=$((n+1)); do echo $n; sleep 0.05; done"
+
+// A process that counts and a file go on on another node, of which only the storage is the same, when the first
+// is gone; the clock is right, and what has to differ does.
+func TestCheckpointGoesOnOnAnotherNode(t *testing.T) {
+	s := newShelf(t)
+	a, b := newWorld(t, linked), newWorld(t, linked, apart)
+	open := func(r *runtime.Request) { r.Spec.Network = dsec.NetworkOpen }
+	id := a.create(t, open)
+	a.run(t, id, "echo kept > /root/file")
+	_, err := a.r.Exec(t.Context(), id, process.Spec{ID: "counter", Argv: []string{"/bin/sh", "-c", counts}})
+	must(t, err)
+	const tell = `hostname; cat /etc/machine-id /proc/sys/kernel/random/uuid; head -c 16 /dev/urandom | od -An -tx1`
+	sa := s.node(t)
+	d := a.checkpoint(t, sa, id)
+	was := a.run(t, id, tell)
+	last := lastLine(t, a, id) // the source goes on
+	eventually(t, "the source counts", func() bool { return lastLine(t, a, id) > last })
+	must(t, a.r.Destroy(t.Context(), id))
+	a.destroy(t)
+
+	sb := s.node(t)
+	copied, err := b.goOn(t.Context(), sb, d, open)
+	must(t, err)
+	before := time.Now()
+	now := b.run(t, copied, tell+"; cat /root/file; date +%s")
+	old, lines := strings.Split(was.stdout, "\n"), strings.Split(strings.TrimSpace(now.stdout), "\n")
+	if len(lines) != 6 || lines[0] != string(copied) || lines[4] != "kept" {
+		t.Fatalf("%+v", now)
+	}
+	for i, what := range []string{"host name", "machine id", "uuid", "random bytes"} {
+		if lines[i] == "" || lines[i] == old[i] {
+			t.Errorf("%s: %q is that of the source", what, lines[i])
+		}
+	}
+	at, err := strconv.ParseInt(lines[5], 10, 64)
+	must(t, err)
+	if off := time.Unix(at, 0).Sub(before); off < -1500*time.Millisecond || off > time.Since(before) {
+		t.Errorf("its clock is %v off", off)
+	}
+	first := lastLine(t, b, copied)
+	eventually(t, "it counts on", func() bool { return lastLine(t, b, copied) > first+2 })
+	// A copy is a sandbox as others are.
+	must(t, b.r.Stop(t.Context(), copied, 0))
+	_, err = b.r.Start(t.Context(), copied)
+	must(t, err)
+	if o := b.run(t, copied, "cat /root/file"); o.stdout != "kept\n" {
+		t.Errorf("%+v", o)
+	}
+}
+
+// lastLine is how far the counter has come.
+func lastLine(t *testing.T, w *world, id dsec.SandboxID) int {
+	t.Helper()
+	p, err := w.r.Process(t.Context(), id, "counter")
+	must(t, err)
+	head, tail, _, err := p.Kept(t.Context(), process.Stdout)
+	must(t, err)
+	lines := strings.Split(strings.TrimSuffix(string(head)+string(tail), "\n"), "\n")
+	n, err := strconv.Atoi(lines[len(lines)-1])
+	must(t, err)
+	return n
+}
+
+// What cannot go on says why, and leaves nothing.
+func TestCheckpointsThatCannotGoOn(t *testing.T) {
+	s := newShelf(t)
+	a := newWorld(t)
+	id := a.create(t)
+	a.run(t, id, "head -c 2000000 /dev/urandom > /root/noise; sync")
+	st := s.node(t)
+	d := a.checkpoint(t, st, id)
+	must(t, a.r.Destroy(t.Context(), id))
+	fails := func(what string, w *world, class dsec.Class) {
+		t.Helper()
+		_, err := w.goOn(t.Context(), st, d)
+		if dsec.ClassOf(err) != class {
+			t.Errorf("%s: %v, want %s", what, err, class)
+		}
+		t.Logf("%s: %v", what, err)
+		w.nothingLeft(t)
+	}
+	change := func(file string, f func([]byte) []byte, then func()) {
+		t.Helper()
+		was, err := os.ReadFile(file)
+		must(t, err)
+		must(t, os.WriteFile(file, f(append([]byte(nil), was...)), 0o600))
+		then()
+		must(t, os.WriteFile(file, was, 0o600))
+	}
+	flip := func(b []byte) []byte { b[len(b)/2] ^= 1; return b }
+	for _, kind := range []string{"checkpoints", "indexes", "packs"} {
+		for _, file := range s.files(t, kind) {
+			change(file, flip, func() { fails("a flipped bit in "+kind, a, dsec.Corrupt) })
+			change(file, func(b []byte) []byte { return b[:len(b)/2] }, func() { fails("half of "+kind, a, dsec.Corrupt) })
+			away := filepath.Join(t.TempDir(), "away")
+			must(t, os.Rename(file, away))
+			fails("without "+kind, a, dsec.NotFound)
+			must(t, os.Rename(away, file))
+		}
+	}
+	if _, err := st.FindCheckpoint(t.Context(), "another", d); dsec.ClassOf(err) != dsec.NotFound {
+		t.Errorf("another project: %v", err)
+	}
+	copied, err := a.goOn(t.Context(), st, d) // and nothing of all that has harmed it
+	must(t, err)
+	must(t, a.r.Destroy(t.Context(), copied))
+	fails("another kernel", newWorld(t, func(w *world) {
+		w.machinery = func(m *Machinery) {
+			m.Kernel.SHA256 = strings.Repeat("0", 64)
+			m.VMM = stranger{m.VMM}
+		}
+	}), dsec.Unsupported)
+}
+
+// stranger is a monitor that has not to boot anything to know what it is.
+type stranger struct{ vmm.VMM }
+
+func (s stranger) Probe(context.Context, vmm.Shape, vmm.Ready) (vmm.Caps, error) {
+	return vmm.Caps{Version: "QEMU", Accel: "tcg", NoKVM: "it is not asked for"}, nil
+}
+
+func (s stranger) OpenSnapshot(dir string) ([]byte, *os.File, error) {
+	return s.VMM.(vmm.Carrier).OpenSnapshot(dir)
+}
+
+func (s stranger) PlaceSnapshot(ctx context.Context, dir string, about []byte, shape vmm.Shape, fill func(*os.File) error) error {
+	return s.VMM.(vmm.Carrier).PlaceSnapshot(ctx, dir, about, shape, fill)
+}
+
+// A pool that fills while a checkpoint comes is no room, and nothing of it is left.
+func TestCheckpointFindsNoRoom(t *testing.T) {
+	s := newShelf(t)
+	a, b := newWorld(t), newWorld(t, tight)
+	large := func(r *runtime.Request) { r.Spec.Limits.Disk = 512 << 20 }
+	id := a.create(t, large)
+	if o := a.run(t, id, "head -c 400000000 /dev/urandom > /root/noise && sync"); o.ExitCode != 0 {
+		t.Fatalf("%+v", o)
+	}
+	st := s.node(t)
+	d := a.checkpoint(t, st, id)
+	must(t, a.r.Destroy(t.Context(), id))
+	if _, err := b.goOn(t.Context(), st, d, large); dsec.ClassOf(err) != dsec.NoSpace {
+		t.Errorf("%v, want no_space", err)
+	} else {
+		t.Log(err)
+	}
+	b.nothingLeft(t)
+	eventually(t, "what was taken is given back", func() bool {
+		r := request()
+		_, err := b.r.Create(t.Context(), r)
+		return err == nil
+	})
+}
+
+// A copy that is given up while its memory comes is undone.
+func TestCheckpointGivenUp(t *testing.T) {
+	s := newShelf(t)
+	w := newWorld(t)
+	id := w.create(t)
+	st := s.node(t)
+	d := w.checkpoint(t, st, id)
+	must(t, w.r.Destroy(t.Context(), id))
+	c, err := st.FindCheckpoint(t.Context(), checkpointProject, d)
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	m := runtime.Moment{Spec: c.Spec, Machine: c.Machine, Disk: c.Disk.Size, Memory: c.Memory.Size}
+	err = w.r.BringMoment(ctx, "brought", m, request().Layers.Layers, func(ctx context.Context, f layer.MomentFiles) error {
+		cancel()
+		return st.FetchCheckpoint(ctx, d, c, f)
+	})
+	if dsec.ClassOf(err) != dsec.Canceled {
+		t.Errorf("%v, want canceled", err)
+	}
+	w.nothingLeft(t)
+}
