@@ -49,11 +49,11 @@ func piecesOf(f *os.File) (all []piece, size int64, err error) {
 
 // sparse is a file of which holes are neither read nor stored.
 type sparse struct {
-	f       *os.File
+	f      *os.File
 	pieces []piece
-	size    int64
-	data    layer.Index // of what is no hole, without places
-	names   layer.Chunked
+	size   int64
+	data   layer.Index // of what is no hole, without places
+	names  layer.Chunked
 }
 
 // read is what is no hole, one after the other.
