@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -95,7 +96,7 @@ func (n *Node) check(s *dsec.Spec) error {
 	if err != nil {
 		return err
 	}
-	if err := checkPhases(s, rt); err != nil {
+	if err := errors.Join(checkPhases(s, rt), n.checkCheckpoint(s, rt)); err != nil {
 		return err
 	}
 	mounts := make([]dsec.HostMount, len(s.Mounts)) // not the caller's
@@ -315,13 +316,18 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 	var set layer.Set
 	var inner []dsec.Step
 	spec := b.rec.Spec // does not change
-	times, err := lifecycle.Run(ctx, "node.build",
-		lifecycle.Step{Name: "layers",
+	from, err := n.origin(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { n.drop(ctx, b, from) }()
+	steps := []lifecycle.Step{
+		{Name: "layers",
 			Do: func(ctx context.Context) (err error) {
 				ctx = layer.WithProgress(ctx, b.tellImage())
 				set, err = n.cfg.Store.For(b.rec.Project).Acquire(ctx, string(b.id), refsOf(spec))
 				if err != nil {
-					err = errors.Join(&buildError{err, false}, n.release(ctx, b))
+					err = errors.Join(&buildError{err: err}, n.release(ctx, b))
 				}
 				if b.config != nil {
 					set.Config = *b.config
@@ -329,17 +335,22 @@ func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, erro
 				return err
 			},
 			Undo: func(ctx context.Context) error { return n.release(ctx, b) }},
-		lifecycle.Step{Name: "runtime",
+		{Name: "checkpoint", Do: func(ctx context.Context) error { return n.bring(ctx, b, from, set) }},
+		{Name: "runtime",
 			Do: func(ctx context.Context) (err error) {
 				b.startOver(digestsOf(set))
 				if inner, err = b.rt.Create(ctx, runtime.Request{ID: b.id, Spec: spec, Layers: set, From: b.from}); err != nil {
-					return &buildError{err, true}
+					return &buildError{err: err, run: true}
 				}
 				return nil
 			},
 			Undo: func(ctx context.Context) error { return b.leaves(b.rt.Destroy(ctx, b.id)) }},
-		lifecycle.Step{Name: "ready", Do: func(context.Context) error { return n.ready(b, key) }},
-	)
+		{Name: "ready", Do: func(context.Context) error { return n.ready(b, key) }},
+	}
+	if from == nil {
+		steps = slices.DeleteFunc(steps, func(s lifecycle.Step) bool { return s.Name == "checkpoint" })
+	}
+	times, err := lifecycle.Run(ctx, "node.build", steps...)
 	for i, s := range times {
 		if s.Name == "runtime" && len(inner) > 0 { // its own steps say more
 			times = append(append(append([]dsec.Step(nil), times[:i]...), inner...), times[i+1:]...)
