@@ -20,12 +20,11 @@ const (
 type Checkpoint struct {
 	Digest  string    `json:"digest"` // its name: "sha256:…"
 	Sandbox SandboxID `json:"sandbox"`
-	Time    time.Time `json:"time"`            // of the moment
-	Until   time.Time `json:"until,omitzero"`  // kept by the node that made it; zero: not told
-	Spec    Spec      `json:"spec"`            // of what goes on from it
-	Disk    int64     `json:"disk"`            // bytes, holes included
-	Memory  int64     `json:"memory"`          // bytes
-	Stored  int64     `json:"stored,omitzero"` // bytes of both that are no holes; zero: not told
+	Time    time.Time `json:"time"`           // of the moment
+	Until   time.Time `json:"until,omitzero"` // kept by the node that made it; zero: not told
+	Spec    Spec      `json:"spec"`           // of what goes on from it
+	Disk    int64     `json:"disk"`           // bytes, holes included
+	Memory  int64     `json:"memory"`         // bytes
 }
 
 // GoesOnFrom completes a spec that names a checkpoint by what a sandbox that goes on from

@@ -183,6 +183,11 @@ func (n *Node) origin(ctx context.Context, b *box) (*origin, error) {
 
 // bring makes a moment of a checkpoint, of which a copy is made as of any.
 func (n *Node) bring(ctx context.Context, b *box, o *origin, set layer.Set) error {
+	for i, ref := range refsOf(o.c.Spec) {
+		if i >= len(set.Layers) || len(set.Layers) != len(o.c.Spec.Layers)+1 || string(set.Layers[i].Digest) != string(ref) {
+			return &buildError{err: dsec.Errorf(dsec.Conflict, "go on from checkpoint", string(o.digest), "it is of other layers than %v", digestsOf(set)), run: true}
+		}
+	}
 	name := "brought" + dsec.Random(20)
 	m := runtime.Moment{Spec: o.c.Spec, Config: o.c.Config, Machine: o.c.Machine, Disk: o.c.Disk.Size, Memory: o.c.Memory.Size}
 	err := o.rt.BringMoment(ctx, name, m, set.Layers, func(ctx context.Context, f layer.MomentFiles) error {

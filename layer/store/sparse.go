@@ -65,14 +65,6 @@ func (s *sparse) read(ctx context.Context) io.Reader {
 	return within.Reader(ctx, io.MultiReader(parts...))
 }
 
-// dataSize is how many bytes are no hole.
-func (s *sparse) dataSize() (n int64) {
-	for _, e := range s.pieces {
-		n += e.n
-	}
-	return n
-}
-
 // describeSparse cuts a file into chunks.
 func describeSparse(ctx context.Context, f *os.File) (*sparse, error) {
 	pieces, size, err := piecesOf(f)

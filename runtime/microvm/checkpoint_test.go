@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 const checkpointProject = "p"
@@ -281,4 +283,64 @@ func TestCheckpointGivenUp(t *testing.T) {
 		t.Errorf("%v, want canceled", err)
 	}
 	w.nothingLeft(t)
+}
+
+// What of a layer was mapped is brought whole on the other node before anything maps it there; what was a disk of the machine
+// stays one, also where the layer is whole.
+func TestCheckpointOnLayersThatAreElsewhere(t *testing.T) {
+	s := newShelf(t)
+	one, two := t.TempDir(), t.TempDir()
+	here, err := layertest.Build(one, bigFile)
+	must(t, err)
+	there, err := layertest.Build(two, bigFile)
+	must(t, err)
+	partial := func(l layer.Local) string { return filepath.Join(filepath.Dir(l.Data), layer.PresentFile) }
+	a := newWorld(t)
+	b := newWorld(t)
+	st := s.node(t)
+	with := func(l layer.Local) func(*runtime.Request) {
+		return func(r *runtime.Request) { r.Layers.Layers = append(slices.Clone(r.Layers.Layers), l) }
+	}
+	const read = "head -c 3 /part05; tail -c 2 /part23"
+	kept := func() layer.Digest {
+		id := a.create(t, with(here))
+		a.run(t, id, "cat /part05 >/dev/null")
+		d := a.checkpoint(t, st, id)
+		must(t, a.r.Destroy(t.Context(), id))
+		return d
+	}
+	mapped := kept()
+	must(t, os.WriteFile(partial(there), nil, 0o600))
+	if _, err := b.goOn(t.Context(), st, mapped, with(there)); dsec.ClassOf(err) != dsec.Unavailable {
+		t.Errorf("a layer that nobody brings: %v", err)
+	}
+	b.nothingLeft(t)
+	b.complete = func(_ context.Context, l layer.Local) error {
+		if l.Data != there.Data {
+			t.Errorf("%s is brought", l.Data)
+		}
+		return os.Remove(partial(there))
+	}
+	b.reopen(t)
+	id, err := b.goOn(t.Context(), st, mapped, with(there))
+	must(t, err)
+	looks := func(what string, asDisk bool) {
+		t.Helper()
+		if o := b.run(t, id, read); o.stdout != "fffxx" {
+			t.Errorf("%s: %+v", what, o)
+		}
+		if rec, err := readRecord(b.r.dir(id), id); err != nil || len(rec.Read) != 2 || rec.Read[1] != asDisk {
+			t.Errorf("%s: %+v %v", what, rec, err)
+		}
+	}
+	looks("mapped", false)
+	must(t, b.r.Destroy(t.Context(), id))
+
+	a.devices = elsewhere{here.Data} // and a layer that is a disk where it was made
+	a.reopen(t)
+	must(t, os.WriteFile(partial(here), nil, 0o600))
+	disk := kept()
+	id, err = b.goOn(t.Context(), st, disk, with(there))
+	must(t, err)
+	looks("as a disk", true)
 }

@@ -106,6 +106,7 @@ type world struct {
 	pool      int64            // bytes of the disk pool; 0: 4 GiB
 	machinery func(*Machinery) // changes what machines begin with
 	devices   rootfs.Devices   // of layers that are not whole
+	complete  func(context.Context, layer.Local) error
 	network   *veth.Network
 	gate      *bpf.Gate
 }
@@ -207,7 +208,7 @@ func (w *world) openRuntime(t testing.TB) {
 		Keep: &qemu.Keep{Hold: w.hold, Place: Place(w.groups)}})
 	must(t, err)
 	c := Config{Dir: filepath.Join(w.dir, "sandboxes"), Hold: w.hold, Cgroups: w.groups, Disks: w.disks, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-		Devices: w.devices, Open: func(context.Context) (Machinery, error) {
+		Devices: w.devices, Complete: w.complete, Open: func(context.Context) (Machinery, error) {
 			m := Machinery{VMM: w.driver, Kernel: kit.kernel, Initramfs: kit.initramfs}
 			if w.mortal {
 				m.Initramfs = mortalInitramfs(t)
