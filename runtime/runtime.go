@@ -220,8 +220,8 @@ type Checkpointer interface {
 	Forker
 	// OpenMoment opens what a moment that was kept is. The caller closes its files.
 	OpenMoment(ctx context.Context, name string) (Moment, error)
-	// BringMoment makes a moment of that name of what OpenMoment gave somewhere else, on the same layers:
-	// whole ones are made of them where the moment needs that. fill writes the two files, which are empty. Unsupported,
+	// BringMoment makes a moment of that name of what OpenMoment gave somewhere else, on the same layers,
+	// whose data it brings whole where the moment needs that. fill writes the two files, which are empty. Unsupported,
 	// before fill is called, if nothing here could go on from it; after any error there is no such moment.
 	BringMoment(ctx context.Context, name string, m Moment, layers []layer.Local, fill func(ctx context.Context, f layer.MomentFiles) error) error
 }
