@@ -118,6 +118,7 @@ type Spec struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 	CallID     string            `json:"call_id,omitempty"`     // idempotency key
 	RolloutKey string            `json:"rollout_key,omitempty"` // groups what belongs to one rollout
+	Checkpoint string            `json:"checkpoint,omitempty"`  // digest of what it goes on from ("sha256:…"); see GoesOnFrom
 	Watch      []string          `json:"watch,omitempty"`       // paths whose writes are evidence: "/tests/**", "**/answer.txt"; added to those always watched
 }
 
@@ -248,7 +249,7 @@ type text struct {
 
 func (s *Spec) texts() []text {
 	all := []text{{"image", string(s.Image), MaxRefBytes}, {"user", s.User, MaxUserBytes}, {"workdir", s.Workdir, MaxPathBytes},
-		{"hostname", s.Hostname, MaxHostBytes}, {"profile", s.Profile, MaxWordBytes}, {"call_id", s.CallID, MaxKeyBytes},
+		{"hostname", s.Hostname, MaxHostBytes}, {"profile", s.Profile, MaxWordBytes}, {"checkpoint", s.Checkpoint, MaxRefBytes}, {"call_id", s.CallID, MaxKeyBytes},
 		{"rollout_key", s.RolloutKey, MaxKeyBytes}}
 	for _, l := range s.Layers {
 		all = append(all, text{"layers", string(l), MaxRefBytes})

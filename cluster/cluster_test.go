@@ -29,8 +29,9 @@ var quiet = slog.New(slog.DiscardHandler)
 type bookNode struct {
 	node.Service
 	node.Inside
-	id  dsec.NodeID
-	max int
+	id    dsec.NodeID
+	max   int
+	alien bool // it goes on from no checkpoint
 
 	asked chan struct{} // if not nil, Get says that it was called and answers when this is closed
 
@@ -41,6 +42,9 @@ type bookNode struct {
 func (n *bookNode) Create(_ context.Context, project string, s dsec.Spec) (node.Sandbox, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.alien && s.Checkpoint != "" {
+		return node.Sandbox{}, dsec.Errorf(dsec.Unsupported, "create sandbox", "", "node %s has another kernel", n.id)
+	}
 	if len(n.list) >= n.max {
 		return node.Sandbox{}, dsec.Errorf(dsec.ResourceExhausted, "create sandbox", "", "node %s is full", n.id)
 	}
@@ -166,6 +170,29 @@ func TestCreatesSpreadAndPassOverNodesThatRefuse(t *testing.T) {
 	}
 	if c.Live("p") != 7 || c.Live("q") != 0 {
 		t.Fatal(c.Live("p"))
+	}
+}
+
+// A node that cannot go on from a checkpoint is passed over; if none can that is the answer.
+func TestCheckpointsPassOverNodesThatCannot(t *testing.T) {
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	c := open(t, cluster.Config{Server: s})
+	a, b := &bookNode{id: "a", max: 9, alien: true}, &bookNode{id: "b", max: 5}
+	startNode(t, s.URL(), a)
+	startNode(t, s.URL(), b)
+	eventually(t, "both are alive", func() bool { return alive(c) == 2 })
+	from := &dsecv1.Spec{Tier: "container", Image: "i", Checkpoint: "sha256:c"}
+	for range 5 {
+		sb, err := c.Create(t.Context(), "p", from)
+		if err != nil || sb.Node != "b" {
+			t.Fatal(sb, err)
+		}
+	}
+	if _, err := c.Create(t.Context(), "p", from); err == nil {
+		t.Fatal("made where it cannot be")
+	}
+	if sb, err := c.Create(t.Context(), "p", spec); err != nil || sb.Node != "a" {
+		t.Error("a node that cannot go on from checkpoints is full for others", sb, err)
 	}
 }
 

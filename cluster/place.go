@@ -31,7 +31,8 @@ func (p *placement) init(seed uint64) {
 // Create places a sandbox and has it created. A node that refuses, or surely
 // did not hear, is passed over for the next; after any other error the
 // outcome may be unknown, and a retry with the same call id asks the same
-// node first.
+// node first. A checkpoint that a node cannot go on from, because it has another
+// monitor, kernel or processor, another one may.
 func (c *Cluster) Create(ctx context.Context, project string, spec *dsecv1.Spec) (*dsecv1.Sandbox, error) {
 	key := project + "/" + spec.CallId
 	r := scheduler.Request{Tier: wire.SpecFrom(spec).Tier}
@@ -50,7 +51,8 @@ func (c *Cluster) Create(ctx context.Context, project string, spec *dsecv1.Spec)
 			c.index.put(id, resp.Sandbox)
 			return resp.Sandbox, nil
 		}
-		if dsec.ClassOf(err) != dsec.ResourceExhausted && !errors.Is(err, errUnheard) {
+		other := dsec.ClassOf(err) == dsec.ResourceExhausted || spec.Checkpoint != "" && dsec.ClassOf(err) == dsec.Unsupported
+		if !other && !errors.Is(err, errUnheard) {
 			return nil, err
 		}
 		c.unplace(id)

@@ -33,7 +33,7 @@ const (
 var authorization = map[string]string{
 	"Functions/Call": project, "Sandboxes/Create": project, "Sandboxes/CreateMany": project, "Sandboxes/List": project,
 	"Sandboxes/Get": owner, "Sandboxes/Start": owner, "Sandboxes/Stop": owner, "Sandboxes/Delete": owner, "Sandboxes/Pause": owner,
-	"Sandboxes/Resume": owner, "Sandboxes/Fork": owner, "Sandboxes/Renew": owner, "Sandboxes/SetNetwork": owner, "Sandboxes/SetPhase": owner, "Sandboxes/Egress": owner, "Sandboxes/Commit": owner, "Sandboxes/Changes": owner, "Sandboxes/Stats": owner, "Sandboxes/Audit": owner, "Sandboxes/Findings": owner, "Sandboxes/Grade": owner,
+	"Sandboxes/Resume": owner, "Sandboxes/Fork": owner, "Sandboxes/Checkpoint": owner, "Sandboxes/FindCheckpoint": project, "Sandboxes/Renew": owner, "Sandboxes/SetNetwork": owner, "Sandboxes/SetPhase": owner, "Sandboxes/Egress": owner, "Sandboxes/Commit": owner, "Sandboxes/Changes": owner, "Sandboxes/Stats": owner, "Sandboxes/Audit": owner, "Sandboxes/Findings": owner, "Sandboxes/Grade": owner,
 	"Commands/Exec": owner, "Commands/WriteStdin": owner, "Commands/CloseStdin": owner, "Commands/Signal": owner,
 	"Commands/Kill": owner, "Commands/Resize": owner, "Commands/Wait": owner, "Commands/Output": owner, "Commands/Kept": owner,
 	"Commands/Release": owner,

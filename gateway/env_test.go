@@ -148,6 +148,22 @@ func (n *thinNode) Fork(_ context.Context, id dsec.SandboxID, count int, _ strin
 	return nil, dsec.Errorf(dsec.Unsupported, "fork sandbox", string(id), "%d copies of one without memory of its own", count)
 }
 
+func (n *thinNode) Checkpoint(_ context.Context, id dsec.SandboxID, keep time.Duration, _ string) (dsec.Checkpoint, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	spec := n.boxes[id].Spec
+	spec.Name, spec.CallID, spec.Image = "", "", dsec.LayerRef(checkpointBase)
+	return dsec.Checkpoint{Digest: checkpointDigest, Sandbox: id, Spec: spec, Disk: 2, Memory: 1, Until: time.Unix(int64(keep/time.Second), 0).UTC()}, nil
+}
+
+func (n *thinNode) FindCheckpoint(_ context.Context, project, digest string) (dsec.Checkpoint, error) {
+	if project != checkpointProject || digest != checkpointDigest {
+		return dsec.Checkpoint{}, dsec.Errorf(dsec.NotFound, "find checkpoint", digest, "there is none")
+	}
+	return dsec.Checkpoint{Digest: digest, Spec: dsec.Spec{Tier: dsec.TierContainer, Image: dsec.LayerRef(checkpointBase),
+		Network: dsec.NetworkNone, User: "1000", Limits: dsec.Limits{CPU: 2, Memory: 64 << 20}}}, nil
+}
+
 func (n *thinNode) Renew(ctx context.Context, id dsec.SandboxID, _ time.Duration, _ string) (node.Sandbox, error) {
 	return n.Get(ctx, id)
 }

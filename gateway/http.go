@@ -153,7 +153,7 @@ func knownMethod(path string) bool {
 	return slices.Contains(methods, method)
 }
 
-var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Fork", "Renew", "SetNetwork", "Egress", "SetPhase",
+var methods = []string{"Create", "CreateMany", "Get", "List", "Start", "Stop", "Delete", "Pause", "Resume", "Fork", "Checkpoint", "FindCheckpoint", "Renew", "SetNetwork", "Egress", "SetPhase",
 	"Commit", "Changes", "Stats", "Audit", "Findings", "Grade", "Call", "Exec", "WriteStdin", "CloseStdin", "Signal", "Kill", "Resize", "Wait", "Output", "Kept", "Release",
 	"Open", "Subscribe", "Unsubscribe", "Ack", "Stat", "Mkdir", "Move", "Remove", "SetAttr", "Watch", "Import", "Build",
 	"Inspect", "Tag", "Ensure", "CreateTemplate", "Merge", "Trace", "Repack", "Evict", "OnDemand", "Info", "Nodes", "Doctor", "Revoke", "Screenshot", "Act", "Console", "Power", "Mark", "Revert", "Marks"}

@@ -49,7 +49,10 @@ func unknownNode(err error, node dsec.NodeID) bool {
 // create makes one sandbox, within the quota.
 func (g *Gateway) create(ctx context.Context, spec *dsecv1.Spec) (*dsecv1.Sandbox, error) {
 	begun := time.Now()
-	s := wire.SpecFrom(spec)
+	s, err := g.goesOn(ctx, wire.SpecFrom(spec))
+	if err != nil {
+		return nil, err
+	}
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}

@@ -43,15 +43,16 @@ type Kind string
 // The kinds, in the order in which they may be deleted: what needs others
 // before what is needed.
 const (
-	KindStack    Kind = "stacks"
-	KindManifest Kind = "manifests"
-	KindIndex    Kind = "indexes"
-	KindMeta     Kind = "meta"
-	KindPack     Kind = "packs"
+	KindCheckpoint Kind = "checkpoints"
+	KindStack      Kind = "stacks"
+	KindManifest   Kind = "manifests"
+	KindIndex      Kind = "indexes"
+	KindMeta       Kind = "meta"
+	KindPack       Kind = "packs"
 )
 
 // Kinds lists all of them in that order.
-var Kinds = []Kind{KindStack, KindManifest, KindIndex, KindMeta, KindPack}
+var Kinds = []Kind{KindCheckpoint, KindStack, KindManifest, KindIndex, KindMeta, KindPack}
 
 // Key is where the object of a kind is.
 func (k Kind) Key(d Digest) string { return string(k) + "/" + d.Hex() }

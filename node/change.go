@@ -84,7 +84,7 @@ func (n *Node) once(ctx context.Context, verb string, id dsec.SandboxID, callID 
 		return "", dsec.E(dsec.Unavailable, verb, string(id), ErrClosed)
 	}
 	switch verb {
-	case "pause", "suspend", "resume", "fork", "commit", "set_network":
+	case "pause", "suspend", "resume", "fork", "checkpoint", "commit", "set_network":
 		if err := t.settled(verb); err != nil {
 			return "", err
 		}

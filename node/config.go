@@ -31,22 +31,23 @@ type Config struct {
 	// Functions opens the function tier, which the node closes; nil: there is none.
 	Functions func(dsecruntime.Source) dsecruntime.Caller
 
-	Add        Adder            // nil: Commit is Unsupported
-	Audit      *audit.Store     // evidence of what sandboxes did; nil: none is kept
-	Judge      audit.Judge      // of Audit; nil: nobody looks for reward hacks
-	MountRoots []string         // host directories that may be shown inside; none: no host mounts
-	Budgets    Budgets          // zero fields: see Budgets
-	Lifetimes  dsec.Lifetimes   // defaults of specs; zero fields: see fillSpec
-	Records    Retention        // zero fields: 30 days, 1 GiB
-	StartLimit int              // creations and starts at work at once; 0: 4 for each core
-	StartQueue int              // of those that wait for a turn; 0: 1,024
-	StartTime  time.Duration    // most a creation may take; 0: 10 min
-	PackTime   time.Duration    // most that packing the disk of a failed sandbox may take; 0: 10 min
-	StopGrace  time.Duration    // that a main process gets; 0: 5 s
-	Tick       time.Duration    // of expiry and clean-up; 0: 1 s
-	Clock      func() time.Time // nil: time.Now
-	Log        *slog.Logger     // nil: discarded
-	Metrics    *Metrics         // nil: counted for nobody
+	Add         Adder             // nil: Commit is Unsupported
+	Checkpoints layer.Checkpoints // nil: there are none, and none can be made
+	Audit       *audit.Store      // evidence of what sandboxes did; nil: none is kept
+	Judge       audit.Judge       // of Audit; nil: nobody looks for reward hacks
+	MountRoots  []string          // host directories that may be shown inside; none: no host mounts
+	Budgets     Budgets           // zero fields: see Budgets
+	Lifetimes   dsec.Lifetimes    // defaults of specs; zero fields: see fillSpec
+	Records     Retention         // zero fields: 30 days, 1 GiB
+	StartLimit  int               // creations and starts at work at once; 0: 4 for each core
+	StartQueue  int               // of those that wait for a turn; 0: 1,024
+	StartTime   time.Duration     // most a creation may take; 0: 10 min
+	PackTime    time.Duration     // most that packing the disk of a failed sandbox may take; 0: 10 min
+	StopGrace   time.Duration     // that a main process gets; 0: 5 s
+	Tick        time.Duration     // of expiry and clean-up; 0: 1 s
+	Clock       func() time.Time  // nil: time.Now
+	Log         *slog.Logger      // nil: discarded
+	Metrics     *Metrics          // nil: counted for nobody
 }
 
 // Budgets are what the node may promise. The promises are the limits of

@@ -13,8 +13,6 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/lifecycle"
-	"github.com/opendsec/dsec/layer"
-	"github.com/opendsec/dsec/runtime"
 )
 
 const (
@@ -95,7 +93,7 @@ func (n *Node) check(s *dsec.Spec) error {
 	if err != nil {
 		return err
 	}
-	if err := checkPhases(s, rt); err != nil {
+	if err := errors.Join(checkPhases(s, rt), n.checkCheckpoint(s, rt)); err != nil {
 		return err
 	}
 	mounts := make([]dsec.HostMount, len(s.Mounts)) // not the caller's
@@ -286,65 +284,6 @@ func (n *Node) create(ctx context.Context, b *box, key []byte) ([]dsec.Step, err
 	if err == nil {
 		b.applied(func(r *record) { n.setRunning(r, times) }, []dsec.State{dsec.Running})
 		n.trackMain(ctx, b)
-	}
-	return times, err
-}
-
-// buildTwice tries a second time what the platform itself did not manage.
-func (n *Node) buildTwice(ctx context.Context, b *box, key []byte) ([]dsec.Step, error) {
-	steps, err := n.build(ctx, b, key)
-	if err == nil || ctx.Err() != nil || b.left || !worthRetry(err) {
-		return steps, err
-	}
-	n.cfg.Metrics.retries.Inc()
-	n.cfg.Log.Warn("creation tried again", "sandbox", b.id, "err", err)
-	b.emit(dsec.Event{Type: dsec.EventNote, Detail: "creation tried again after: " + err.Error()})
-	again, err := n.build(ctx, b, key)
-	return append(steps, again...), err
-}
-
-func worthRetry(err error) bool {
-	switch dsec.ClassOf(err) {
-	case dsec.Internal, dsec.Unavailable, dsec.Timeout:
-		return true
-	}
-	return false
-}
-
-func (n *Node) build(ctx context.Context, b *box, key []byte) ([]dsec.Step, error) {
-	var set layer.Set
-	var inner []dsec.Step
-	spec := b.rec.Spec // does not change
-	times, err := lifecycle.Run(ctx, "node.build",
-		lifecycle.Step{Name: "layers",
-			Do: func(ctx context.Context) (err error) {
-				ctx = layer.WithProgress(ctx, b.tellImage())
-				set, err = n.cfg.Store.For(b.rec.Project).Acquire(ctx, string(b.id), refsOf(spec))
-				if err != nil {
-					err = errors.Join(&buildError{err, false}, n.release(ctx, b))
-				}
-				if b.config != nil {
-					set.Config = *b.config
-				}
-				return err
-			},
-			Undo: func(ctx context.Context) error { return n.release(ctx, b) }},
-		lifecycle.Step{Name: "runtime",
-			Do: func(ctx context.Context) (err error) {
-				b.startOver(digestsOf(set))
-				if inner, err = b.rt.Create(ctx, runtime.Request{ID: b.id, Spec: spec, Layers: set, From: b.from}); err != nil {
-					return &buildError{err, true}
-				}
-				return nil
-			},
-			Undo: func(ctx context.Context) error { return b.leaves(b.rt.Destroy(ctx, b.id)) }},
-		lifecycle.Step{Name: "ready", Do: func(context.Context) error { return n.ready(b, key) }},
-	)
-	for i, s := range times {
-		if s.Name == "runtime" && len(inner) > 0 { // its own steps say more
-			times = append(append(append([]dsec.Step(nil), times[:i]...), inner...), times[i+1:]...)
-			break
-		}
 	}
 	return times, err
 }

@@ -11,8 +11,9 @@ import (
 
 // buildError says in which part a creation failed.
 type buildError struct {
-	err error
-	run bool // in the runtime, not the layers
+	err  error
+	run  bool // in the runtime, not the layers
+	kept bool // it is of something that the platform said it keeps
 }
 
 func (e *buildError) Error() string { return e.err.Error() }
@@ -69,7 +70,7 @@ func failure(ctx context.Context, err error) *dsec.Result {
 		cause = dsec.CauseInfraStartTimeout
 	case class == dsec.ResourceExhausted, class == dsec.NoSpace:
 		cause = dsec.CauseInfraCapacity
-	case phase == "layers" && class == dsec.NotFound:
+	case phase == "layers" && class == dsec.NotFound && !be.kept:
 		cause, by = dsec.CauseTaskImageNotFound, dsec.InducedBySelf
 	case phase == "layers" && class != dsec.Invalid:
 		cause = dsec.CauseInfraImage

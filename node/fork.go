@@ -66,13 +66,7 @@ func (n *Node) fork(ctx context.Context, source *box, f runtime.Forker, count in
 	if err := f.KeepMoment(ctx, source.id, moment); err != nil {
 		return nil, err
 	}
-	defer func() {
-		dctx, stop := n.detached(ctx, undoLimit)
-		defer stop()
-		if err := f.DropMoment(dctx, moment); err != nil {
-			n.cfg.Log.Error("moment not dropped", "sandbox", source.id, "err", err)
-		}
-	}()
+	defer n.dropMoment(ctx, f, source.id, moment)
 	ids, errs := make([]dsec.SandboxID, count), make([]error, count)
 	cctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -114,7 +108,7 @@ func (n *Node) forkOne(ctx context.Context, source *box, moment string) (dsec.Sa
 	if spec.Hostname == string(source.id) {
 		spec.Hostname = ""
 	}
-	spec.Name, spec.CallID = "", ""
+	spec.Name, spec.CallID, spec.Checkpoint = "", "", "" // it goes on from a moment of this node
 	b, err := n.admit(project, spec, hashOf(spec), nil)
 	if err != nil {
 		return "", err

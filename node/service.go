@@ -105,6 +105,17 @@ type Forker interface {
 	Fork(ctx context.Context, id dsec.SandboxID, count int, callID string) ([]Sandbox, error)
 }
 
+// Checkpointer keeps sandboxes as they are at one moment where other nodes find them. A
+// creation whose spec names one goes on from it (dsec.Spec.GoesOnFrom).
+type Checkpointer interface {
+	// Checkpoint keeps a running or paused sandbox, which goes on: processes, memory and disk. It is
+	// kept for that time; 0: dsec.KeepCheckpoint. Unsupported for a tier that has no memory of its own, and
+	// on a node without object storage.
+	Checkpoint(ctx context.Context, id dsec.SandboxID, keep time.Duration, callID string) (dsec.Checkpoint, error)
+	// FindCheckpoint tells of a project's checkpoint, whichever node made it.
+	FindCheckpoint(ctx context.Context, project, digest string) (dsec.Checkpoint, error)
+}
+
 // Grader grades what was done in a sandbox.
 type Grader interface {
 	// Grade runs a grader, in a fresh sandbox unless the spec says otherwise, and
@@ -132,6 +143,7 @@ type Service interface {
 	Commit(ctx context.Context, id dsec.SandboxID, tag layer.Tag, scrub dsec.Scrub, callID string) (dsec.Packed, error)
 	Grader
 	Forker
+	Checkpointer
 }
 
 // Inside is what reaches into a sandbox. Exec and Dial resume a paused sandbox

@@ -27,7 +27,7 @@
 // # Abilities
 //
 // What a tier can do beyond that are interfaces of a method or two: Execer, Filer,
-// Pauser, Resumer, Dialer, Packer, Networker, Phaser, Forker, Suspender, Celler, Screener, Machiner, Marker. A caller asks with a type assertion
+// Pauser, Resumer, Dialer, Packer, Networker, Phaser, Forker, Checkpointer, Suspender, Celler, Screener, Machiner, Marker. A caller asks with a type assertion
 // and reports Unsupported with the tier's name if it fails. Nothing in this
 // package mentions a pid, a descriptor or a host path of a running sandbox:
 // above the runtime nobody may assume a shared kernel.
@@ -214,6 +214,27 @@ type Forker interface {
 	KeepMoment(ctx context.Context, id dsec.SandboxID, name string) error
 	// DropMoment forgets one. Unknown names are no error.
 	DropMoment(ctx context.Context, name string) error
+}
+
+// Checkpointer is a Forker whose moments can go on on another machine.
+type Checkpointer interface {
+	Forker
+	// OpenMoment opens what a moment that was kept is. The caller closes its files.
+	OpenMoment(ctx context.Context, name string) (Moment, error)
+	// BringMoment makes a moment of that name of what OpenMoment gave somewhere else, on the same layers,
+	// whose data it brings whole where the moment needs that. fill writes the two files, which are empty. Unsupported,
+	// before fill is called, if nothing here could go on from it; after any error there is no such moment.
+	BringMoment(ctx context.Context, name string, m Moment, layers []layer.Local, fill func(ctx context.Context, f layer.MomentFiles) error) error
+}
+
+// Moment is a sandbox that stands still.
+type Moment struct {
+	Spec    dsec.Spec         // as it was asked for
+	Config  image.Config      // of its layers
+	Machine []byte            // the tier's own: JSON
+	Files   layer.MomentFiles // whole; of one that is to be brought: none
+	Disk    int64             // bytes of the files
+	Memory  int64
 }
 
 // Packer makes layers of disks.

@@ -12,7 +12,7 @@ func Spec(s dsec.Spec) *dsecv1.Spec {
 	p := &dsecv1.Spec{
 		Name: s.Name, Tier: string(s.Tier), Isolation: string(s.Isolation), Boot: string(s.Boot), Image: string(s.Image), Command: s.Command, Env: s.Env, User: s.User,
 		Workdir: s.Workdir, Hostname: s.Hostname, Network: string(s.Network), Profile: s.Profile,
-		NoNewPrivs: s.NoNewPrivs, Oom: string(s.OOM), Labels: s.Labels, Watch: s.Watch, CallId: s.CallID, RolloutKey: s.RolloutKey,
+		NoNewPrivs: s.NoNewPrivs, Oom: string(s.OOM), Labels: s.Labels, Watch: s.Watch, CallId: s.CallID, RolloutKey: s.RolloutKey, Checkpoint: s.Checkpoint,
 		Limits: limits(s.Limits),
 		Lifetimes: &dsecv1.Lifetimes{Idle: seconds(s.Lifetimes.Idle), Lifetime: seconds(s.Lifetimes.Lifetime),
 			Retention: seconds(s.Lifetimes.Retention), KeepFailed: seconds(s.Lifetimes.KeepFailed)},
@@ -28,15 +28,15 @@ func Spec(s dsec.Spec) *dsecv1.Spec {
 	return p
 }
 
-// SpecFrom the wire. An empty tier is the container tier.
+// SpecFrom the wire. An empty tier is the container tier, or that of the checkpoint.
 func SpecFrom(p *dsecv1.Spec) dsec.Spec {
 	s := dsec.Spec{
 		Name: p.GetName(), Tier: dsec.Tier(p.GetTier()), Isolation: dsec.Isolation(p.GetIsolation()), Boot: dsec.Boot(p.GetBoot()), Image: dsec.LayerRef(p.GetImage()), Command: p.GetCommand(),
 		Env: p.GetEnv(), User: p.GetUser(), Workdir: p.GetWorkdir(), Hostname: p.GetHostname(),
 		Network: dsec.NetworkMode(p.GetNetwork()), Profile: p.GetProfile(), NoNewPrivs: p.GetNoNewPrivs(),
-		OOM: dsec.OOMPolicy(p.GetOom()), Labels: p.GetLabels(), Watch: p.GetWatch(), CallID: p.GetCallId(), RolloutKey: p.GetRolloutKey(),
+		OOM: dsec.OOMPolicy(p.GetOom()), Labels: p.GetLabels(), Watch: p.GetWatch(), CallID: p.GetCallId(), RolloutKey: p.GetRolloutKey(), Checkpoint: p.GetCheckpoint(),
 	}
-	if s.Tier == "" {
+	if s.Tier == "" && s.Checkpoint == "" {
 		s.Tier = dsec.TierContainer
 	}
 	t := p.GetLifetimes()

@@ -45,7 +45,7 @@ func TestDryRunWritesNothing(t *testing.T) {
 	if dry.Deleted || !wet.Deleted || !reflect.DeepEqual(dry.Rows, wet.Rows) || dry.Dead != wet.Dead {
 		t.Errorf("dry %+v\nwet %+v", dry, wet)
 	}
-	if n := wet.Rows[1].Delete.Objects; n != 1 {
+	if n := wet.Rows[2].Delete.Objects; n != 1 {
 		t.Errorf("%d manifests deleted", n)
 	}
 }
@@ -248,8 +248,8 @@ func TestPackGoesWhileAPushReliesOnIt(t *testing.T) {
 	pusher := openNode(t, t.TempDir(), &hooked{blobs, func(op, key string) {
 		if op == "put" && strings.HasPrefix(key, "packs/") {
 			once.Do(func() {
-				if r := collect(t, blobs); r.Rows[4].Delete.Objects != 1 {
-					t.Errorf("packs: %+v", r.Rows[4])
+				if r := collect(t, blobs); r.Rows[5].Delete.Objects != 1 {
+					t.Errorf("packs: %+v", r.Rows[5])
 				}
 			})
 		}
@@ -291,7 +291,7 @@ func TestPackCondemnedBeforeWhatNeedsIt(t *testing.T) {
 	if err := os.Chtimes(filepath.Join(dir, first[0]), old, old); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := gc.Collect(ctx, blobs, slow); err != nil || r.Rows[1].Delete.Objects != 1 || r.Rows[4].Delete.Objects != 0 {
+	if r, err := gc.Collect(ctx, blobs, slow); err != nil || r.Rows[2].Delete.Objects != 1 || r.Rows[5].Delete.Objects != 0 {
 		t.Fatalf("%v %+v", err, r.Rows)
 	}
 	if d, err := importTree(ctx, s, src, "again"); err != nil || d != two {

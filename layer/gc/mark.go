@@ -106,7 +106,7 @@ func (w *world) layersOf(key string) []layer.Digest {
 	var out []layer.Digest
 	for from := range w.objects {
 		kind, d, err := layer.ParseKey(from)
-		if err != nil || kind != layer.KindManifest {
+		if err != nil || kind != layer.KindManifest && kind != layer.KindCheckpoint {
 			continue
 		}
 		seen := map[string]bool{}

@@ -232,7 +232,7 @@ func (l *life) forgetAll() {
 	if left := keys(l.t, l.blobs, "indexes/"); len(left) != 1 {
 		l.t.Errorf("left: %v", left)
 	}
-	if r := collect(l.t, l.blobs); r.Rows[4].All != r.Rows[4].Kept || len(r.Missing) > 0 {
-		l.t.Errorf("packs %+v, missing %v", r.Rows[4], r.Missing)
+	if r := collect(l.t, l.blobs); r.Rows[5].All != r.Rows[5].Kept || len(r.Missing) > 0 {
+		l.t.Errorf("packs %+v, missing %v", r.Rows[5], r.Missing)
 	}
 }

@@ -229,7 +229,7 @@ func (w *world) users() map[string][]layer.Digest {
 	users := map[string][]layer.Digest{}
 	for key := range w.objects {
 		kind, d, err := layer.ParseKey(key)
-		if err != nil || kind != layer.KindManifest {
+		if err != nil || kind != layer.KindManifest && kind != layer.KindCheckpoint {
 			continue
 		}
 		seen := map[string]bool{}

@@ -30,7 +30,7 @@ type object struct {
 // world is what there is, and what needs what.
 type world struct {
 	objects map[string]object              // by key, of the kinds that can be kept
-	needs   map[string][]string            // of stacks, manifests and indexes that could be read
+	needs   map[string][]string            // of checkpoints, stacks, manifests and indexes that could be read
 	broken  map[string]error               // of those that could not
 	hints   map[string][][sha256.Size]byte // of each index
 	named   map[string][]span              // by index: where its chunks are
@@ -109,15 +109,22 @@ type wants struct {
 	spans []span
 }
 
-// readNeeds reads a stack, a manifest or an index. What is wrong with it is
+// readNeeds reads a checkpoint, a stack, a manifest or an index. What is wrong with it is
 // Corrupt.
 func readNeeds(ctx context.Context, blobs blob.Store, kind layer.Kind, d layer.Digest) (w wants, err error) {
-	limit := map[layer.Kind]int64{layer.KindStack: maxStack, layer.KindManifest: layer.MaxManifest, layer.KindIndex: layer.MaxIndex}[kind]
+	limit := map[layer.Kind]int64{layer.KindCheckpoint: layer.MaxCheckpoint, layer.KindStack: maxStack, layer.KindManifest: layer.MaxManifest, layer.KindIndex: layer.MaxIndex}[kind]
 	b, err := blob.ReadAll(ctx, blobs, kind.Key(d), limit)
 	if err != nil {
 		return w, err
 	}
 	switch kind {
+	case layer.KindCheckpoint:
+		var c layer.Checkpoint
+		if c, err = layer.DecodeCheckpoint(b, d); err == nil {
+			w.keys = []string{layer.IndexKey(c.Disk.Chunks), layer.IndexKey(c.Memory.Chunks)}
+		} else if dsec.ClassOf(err) == dsec.Unsupported { // of another version: nobody knows what it needs
+			err = dsec.E(dsec.Corrupt, "read checkpoint", string(d), err)
+		}
 	case layer.KindStack:
 		w.keys, err = stackNeeds(b, d)
 	case layer.KindManifest:

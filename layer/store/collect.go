@@ -30,7 +30,7 @@ func (s *Store) Collect(ctx context.Context, dry bool) ([]layer.Info, error) {
 	}
 	var gone []layer.Info
 	if !dry {
-		if err := s.dropParts(); err != nil {
+		if err := errors.Join(s.dropParts(), s.expireCheckpoints(time.Now())); err != nil {
 			return nil, err
 		}
 	}

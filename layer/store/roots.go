@@ -99,7 +99,10 @@ func (s *Store) keeps() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var keep []string
+	keep, err := s.keptCheckpoints()
+	if err != nil {
+		return nil, err
+	}
 	for _, d := range stacks {
 		keep = append(keep, layer.KindStack.Key(d))
 	}

@@ -16,6 +16,7 @@
 //	leases/<name>   the refs and digests that a lease keeps, as JSON
 //	tmp/            work in progress; emptied at Open
 //	id              names this store among those that share a blob store
+//	checkpoints/<hex>  until when a checkpoint that was made here is kept, docs/formats/checkpoint.md
 //	rooted          the key of the root that was written last, docs/formats/collect.md
 //	lock            held while the store is open
 //

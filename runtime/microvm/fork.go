@@ -109,7 +109,7 @@ func (r *Runtime) writeMoment(ctx context.Context, sb *sandbox, m vmm.VM, name s
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.kept[name] = sb.record().Read
+	r.kept[name] = momentOf(sb.record())
 	return nil
 }
 
@@ -219,12 +219,12 @@ func (b *build) fork() []lifecycle.Step {
 	name, from := shared(b.sb.ID), b.rec.Request.From
 	steps := []lifecycle.Step{{Name: "disk", Do: func(ctx context.Context) error {
 		b.r.mu.Lock()
-		read, ok := b.r.kept[from]
+		m, ok := b.r.kept[from]
 		b.r.mu.Unlock()
 		if !ok {
 			return dsec.Errorf(dsec.NotFound, "find moment", from, "it was not kept, or is dropped")
 		}
-		b.from, b.read = b.r.moment(from), read
+		b.from, b.read = b.r.moment(from), m.read
 		return b.r.copyDisk(ctx, momentDisk(from), name, b.rec.Request.Spec.Limits.Disk)
 	}, Undo: func(ctx context.Context) error { return b.r.disks.Remove(ctx, name) }}}
 	for _, s := range b.begin() {

@@ -15,6 +15,7 @@ import (
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/hold"
+	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
@@ -50,6 +51,9 @@ type Config struct {
 	// Devices are what is read of layers whose data are not all here; nil: such a layer is
 	// Unavailable.
 	Devices rootfs.Devices
+	// Complete has all data of a layer brought here; nil: a checkpoint of which such a layer was
+	// mapped is Unavailable.
+	Complete func(context.Context, layer.Local) error
 }
 
 // Runtime is the tier of microVMs; see package runtime for what it promises.
@@ -72,22 +76,22 @@ type Runtime struct {
 	mu        sync.Mutex
 	machinery *Machinery
 	caps      vmm.Caps
-	kept      map[string][]bool // of moments: which layers' data are disks
+	kept      map[string]moment
 }
 
 var errClosed = errors.New("the runtime is closed")
 
 var (
-	_ runtime.Runtime     = (*Runtime)(nil)
-	_ runtime.Execer      = (*Runtime)(nil)
-	_ runtime.Filer       = (*Runtime)(nil)
-	_ runtime.Pauser      = (*Runtime)(nil)
-	_ runtime.Resumer     = (*Runtime)(nil)
-	_ runtime.Dialer      = (*Runtime)(nil)
-	_ runtime.Networker   = (*Runtime)(nil)
-	_ runtime.Forker      = (*Runtime)(nil)
-	_ runtime.Suspender   = (*Runtime)(nil)
-	_ runtime.DiskWatcher = (*Runtime)(nil)
+	_ runtime.Runtime      = (*Runtime)(nil)
+	_ runtime.Execer       = (*Runtime)(nil)
+	_ runtime.Filer        = (*Runtime)(nil)
+	_ runtime.Pauser       = (*Runtime)(nil)
+	_ runtime.Resumer      = (*Runtime)(nil)
+	_ runtime.Dialer       = (*Runtime)(nil)
+	_ runtime.Networker    = (*Runtime)(nil)
+	_ runtime.Checkpointer = (*Runtime)(nil)
+	_ runtime.Suspender    = (*Runtime)(nil)
+	_ runtime.DiskWatcher  = (*Runtime)(nil)
 )
 
 // Open takes over the sandboxes of an earlier process, undoes what that had not finished
@@ -103,7 +107,7 @@ func Open(ctx context.Context, c Config) (*Runtime, error) {
 		return nil, dsec.E(dsec.Internal, "open microvm runtime", c.Dir, err)
 	}
 	r := &Runtime{cfg: c, hold: c.Hold, groups: c.Cgroups, disks: c.Disks, log: c.Log, slots: make(chan struct{}, c.Parallel),
-		boxes: tier.NewTable(newSandbox), ends: tier.NewEnds(), opening: make(chan struct{}, 1), kept: map[string][]bool{}}
+		boxes: tier.NewTable(newSandbox), ends: tier.NewEnds(), opening: make(chan struct{}, 1), kept: map[string]moment{}}
 	r.life, r.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	if err := r.adopt(ctx); err != nil {
 		r.stop(errClosed)

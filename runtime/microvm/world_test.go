@@ -100,10 +100,13 @@ type world struct {
 	driver    *qemu.Driver
 	r         *Runtime
 	linked    bool
+	apart     bool             // it has templates of its own, as another node has
+	gone      bool             // it was destroyed before the end of the test
 	mortal    bool             // its guests have an agent that can be killed
 	pool      int64            // bytes of the disk pool; 0: 4 GiB
 	machinery func(*Machinery) // changes what machines begin with
 	devices   rootfs.Devices   // of layers that are not whole
+	complete  func(context.Context, layer.Local) error
 	network   *veth.Network
 	gate      *bpf.Gate
 }
@@ -139,7 +142,15 @@ func linked(w *world) { w.linked = true }
 func mortal(w *world) { w.mortal = true }
 func tight(w *world)  { w.pool = 300 << 20 }
 
-func (w *world) open(t testing.TB) { w.openIn(t, kit.dir) }
+func apart(w *world) { w.apart = true }
+
+func (w *world) open(t testing.TB) {
+	dir := kit.dir
+	if w.apart {
+		dir = w.dir
+	}
+	w.openIn(t, dir)
+}
 
 // openIn opens a world with templates of that directory.
 func (w *world) openIn(t testing.TB, templates string) {
@@ -189,11 +200,15 @@ func newNode(t testing.TB) *os.File {
 func (w *world) openRuntime(t testing.TB) {
 	t.Helper()
 	var err error
-	w.driver, err = qemu.New(context.Background(), qemu.Config{Dir: w.templates, UID: testUID,
+	uid := uint32(testUID)
+	if w.apart { // two drivers do not know of each other's
+		uid += 1 << 16
+	}
+	w.driver, err = qemu.New(context.Background(), qemu.Config{Dir: w.templates, UID: uid,
 		Keep: &qemu.Keep{Hold: w.hold, Place: Place(w.groups)}})
 	must(t, err)
 	c := Config{Dir: filepath.Join(w.dir, "sandboxes"), Hold: w.hold, Cgroups: w.groups, Disks: w.disks, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-		Devices: w.devices, Open: func(context.Context) (Machinery, error) {
+		Devices: w.devices, Complete: w.complete, Open: func(context.Context) (Machinery, error) {
 			m := Machinery{VMM: w.driver, Kernel: kit.kernel, Initramfs: kit.initramfs}
 			if w.mortal {
 				m.Initramfs = mortalInitramfs(t)
@@ -255,6 +270,10 @@ func (w *world) reopen(t testing.TB) {
 
 // destroy takes down what there is, also of a world whose opening failed.
 func (w *world) destroy(t testing.TB) {
+	if w.gone {
+		return
+	}
+	w.gone = true
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	note := func(err error) {

@@ -24,33 +24,36 @@ const (
 
 // Spec is what a caller asks for; zero fields mean the node's default.
 type Spec struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Tier          string                 `protobuf:"bytes,2,opt,name=tier,proto3" json:"tier,omitempty"` // default "container"
-	Image         string                 `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"`
-	Layers        []string               `protobuf:"bytes,4,rep,name=layers,proto3" json:"layers,omitempty"`
-	Command       []string               `protobuf:"bytes,5,rep,name=command,proto3" json:"command,omitempty"`
-	Env           map[string]string      `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	User          string                 `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
-	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
-	Hostname      string                 `protobuf:"bytes,9,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Network       string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "mirror-only", "open"
-	Limits        *Limits                `protobuf:"bytes,11,opt,name=limits,proto3" json:"limits,omitempty"`
-	Lifetimes     *Lifetimes             `protobuf:"bytes,12,opt,name=lifetimes,proto3" json:"lifetimes,omitempty"`
-	Profile       string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug", "pwn", "desktop", "nested"
-	NoNewPrivs    bool                   `protobuf:"varint,14,opt,name=no_new_privs,json=noNewPrivs,proto3" json:"no_new_privs,omitempty"`
-	Oom           string                 `protobuf:"bytes,15,opt,name=oom,proto3" json:"oom,omitempty"` // "exec" (default), "sandbox"
-	Mounts        []*HostMount           `protobuf:"bytes,16,rep,name=mounts,proto3" json:"mounts,omitempty"`
-	Labels        map[string]string      `protobuf:"bytes,17,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	CallId        string                 `protobuf:"bytes,18,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
-	RolloutKey    string                 `protobuf:"bytes,19,opt,name=rollout_key,json=rolloutKey,proto3" json:"rollout_key,omitempty"`
-	Allow         []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"`                             // of the network mode "allow-list"
-	Phases        []*Phase               `protobuf:"bytes,40,rep,name=phases,proto3" json:"phases,omitempty"`                           // it begins in the first; none: the spec holds all its life
-	Cutoff        *timestamppb.Timestamp `protobuf:"bytes,45,opt,name=cutoff,proto3" json:"cutoff,omitempty"`                           // what is newer the mirror of packages hides; absent: nothing
-	MirrorDeny    []string               `protobuf:"bytes,46,rep,name=mirror_deny,json=mirrorDeny,proto3" json:"mirror_deny,omitempty"` // what it refuses: "pypi:requests"
-	Watch         []string               `protobuf:"bytes,55,rep,name=watch,proto3" json:"watch,omitempty"`                             // paths whose writes are evidence, like "/tests/**", besides those always watched
-	Isolation     string                 `protobuf:"bytes,56,opt,name=isolation,proto3" json:"isolation,omitempty"`                     // "" is what the tier gives by itself; "gvisor"
-	Boot          string                 `protobuf:"bytes,57,opt,name=boot,proto3" json:"boot,omitempty"`                               // of tier "microvm": "" is a copy of a machine that has booted; "cold"
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Name       string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Tier       string                 `protobuf:"bytes,2,opt,name=tier,proto3" json:"tier,omitempty"` // default "container"
+	Image      string                 `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"`
+	Layers     []string               `protobuf:"bytes,4,rep,name=layers,proto3" json:"layers,omitempty"`
+	Command    []string               `protobuf:"bytes,5,rep,name=command,proto3" json:"command,omitempty"`
+	Env        map[string]string      `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	User       string                 `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
+	Workdir    string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
+	Hostname   string                 `protobuf:"bytes,9,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Network    string                 `protobuf:"bytes,10,opt,name=network,proto3" json:"network,omitempty"` // "none" (default), "allow-list", "mirror-only", "open"
+	Limits     *Limits                `protobuf:"bytes,11,opt,name=limits,proto3" json:"limits,omitempty"`
+	Lifetimes  *Lifetimes             `protobuf:"bytes,12,opt,name=lifetimes,proto3" json:"lifetimes,omitempty"`
+	Profile    string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"` // "build" (default), "debug", "pwn", "desktop", "nested"
+	NoNewPrivs bool                   `protobuf:"varint,14,opt,name=no_new_privs,json=noNewPrivs,proto3" json:"no_new_privs,omitempty"`
+	Oom        string                 `protobuf:"bytes,15,opt,name=oom,proto3" json:"oom,omitempty"` // "exec" (default), "sandbox"
+	Mounts     []*HostMount           `protobuf:"bytes,16,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	Labels     map[string]string      `protobuf:"bytes,17,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	CallId     string                 `protobuf:"bytes,18,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	RolloutKey string                 `protobuf:"bytes,19,opt,name=rollout_key,json=rolloutKey,proto3" json:"rollout_key,omitempty"`
+	Allow      []*NetworkRule         `protobuf:"bytes,20,rep,name=allow,proto3" json:"allow,omitempty"`                             // of the network mode "allow-list"
+	Phases     []*Phase               `protobuf:"bytes,40,rep,name=phases,proto3" json:"phases,omitempty"`                           // it begins in the first; none: the spec holds all its life
+	Cutoff     *timestamppb.Timestamp `protobuf:"bytes,45,opt,name=cutoff,proto3" json:"cutoff,omitempty"`                           // what is newer the mirror of packages hides; absent: nothing
+	MirrorDeny []string               `protobuf:"bytes,46,rep,name=mirror_deny,json=mirrorDeny,proto3" json:"mirror_deny,omitempty"` // what it refuses: "pypi:requests"
+	Watch      []string               `protobuf:"bytes,55,rep,name=watch,proto3" json:"watch,omitempty"`                             // paths whose writes are evidence, like "/tests/**", besides those always watched
+	Isolation  string                 `protobuf:"bytes,56,opt,name=isolation,proto3" json:"isolation,omitempty"`                     // "" is what the tier gives by itself; "gvisor"
+	Boot       string                 `protobuf:"bytes,57,opt,name=boot,proto3" json:"boot,omitempty"`                               // of tier "microvm": "" is a copy of a machine that has booted; "cold"
+	// checkpoint is the digest of what it goes on from. What is absent beside it is as in the checkpoint; only name, host
+	// name, labels, rollout_key, lifetimes and network policy may be others.
+	Checkpoint    string `protobuf:"bytes,58,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -263,6 +266,13 @@ func (x *Spec) GetIsolation() string {
 func (x *Spec) GetBoot() string {
 	if x != nil {
 		return x.Boot
+	}
+	return ""
+}
+
+func (x *Spec) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
 	}
 	return ""
 }
@@ -2220,6 +2230,202 @@ func (x *ForkResponse) GetSandboxes() []*Sandbox {
 	return nil
 }
 
+type CheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	CallId        string                 `protobuf:"bytes,2,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	Keep          float64                `protobuf:"fixed64,3,opt,name=keep,proto3" json:"keep,omitempty"` // seconds; 0: seven days, at most 30
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointRequest) Reset() {
+	*x = CheckpointRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointRequest) ProtoMessage() {}
+
+func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
+func (*CheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *CheckpointRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *CheckpointRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+func (x *CheckpointRequest) GetKeep() float64 {
+	if x != nil {
+		return x.Keep
+	}
+	return 0
+}
+
+type FindCheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindCheckpointRequest) Reset() {
+	*x = FindCheckpointRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindCheckpointRequest) ProtoMessage() {}
+
+func (x *FindCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*FindCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *FindCheckpointRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+type CheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"` // "sha256:…"
+	Sandbox       string                 `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
+	Until         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=until,proto3" json:"until,omitempty"` // kept by the node that made it; absent: not told
+	Spec          *Spec                  `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`   // of what goes on from it
+	Disk          int64                  `protobuf:"varint,6,opt,name=disk,proto3" json:"disk,omitempty"`  // bytes, holes included
+	Memory        int64                  `protobuf:"varint,7,opt,name=memory,proto3" json:"memory,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointResponse) Reset() {
+	*x = CheckpointResponse{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointResponse) ProtoMessage() {}
+
+func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
+func (*CheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *CheckpointResponse) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *CheckpointResponse) GetSandbox() string {
+	if x != nil {
+		return x.Sandbox
+	}
+	return ""
+}
+
+func (x *CheckpointResponse) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *CheckpointResponse) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *CheckpointResponse) GetSpec() *Spec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *CheckpointResponse) GetDisk() int64 {
+	if x != nil {
+		return x.Disk
+	}
+	return 0
+}
+
+func (x *CheckpointResponse) GetMemory() int64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
 type RenewRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2231,7 +2437,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2449,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[31]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2462,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{31}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RenewRequest) GetId() string {
@@ -2289,7 +2495,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2301,7 +2507,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[32]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2314,7 +2520,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{32}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RenewResponse) GetSandbox() *Sandbox {
@@ -2336,7 +2542,7 @@ type SetNetworkRequest struct {
 
 func (x *SetNetworkRequest) Reset() {
 	*x = SetNetworkRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +2554,7 @@ func (x *SetNetworkRequest) String() string {
 func (*SetNetworkRequest) ProtoMessage() {}
 
 func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[33]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +2567,7 @@ func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{33}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetNetworkRequest) GetId() string {
@@ -2401,7 +2607,7 @@ type SetNetworkResponse struct {
 
 func (x *SetNetworkResponse) Reset() {
 	*x = SetNetworkResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2619,7 @@ func (x *SetNetworkResponse) String() string {
 func (*SetNetworkResponse) ProtoMessage() {}
 
 func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[34]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2632,7 @@ func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*SetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{34}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetNetworkResponse) GetSandbox() *Sandbox {
@@ -2445,7 +2651,7 @@ type EgressRequest struct {
 
 func (x *EgressRequest) Reset() {
 	*x = EgressRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2457,7 +2663,7 @@ func (x *EgressRequest) String() string {
 func (*EgressRequest) ProtoMessage() {}
 
 func (x *EgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[35]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2470,7 +2676,7 @@ func (x *EgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressRequest.ProtoReflect.Descriptor instead.
 func (*EgressRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{35}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EgressRequest) GetId() string {
@@ -2493,7 +2699,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2711,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[36]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2724,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{36}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EgressResponse) GetRows() []*EgressRow {
@@ -2573,7 +2779,7 @@ type EgressRow struct {
 
 func (x *EgressRow) Reset() {
 	*x = EgressRow{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +2791,7 @@ func (x *EgressRow) String() string {
 func (*EgressRow) ProtoMessage() {}
 
 func (x *EgressRow) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[37]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +2804,7 @@ func (x *EgressRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressRow.ProtoReflect.Descriptor instead.
 func (*EgressRow) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{37}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EgressRow) GetName() string {
@@ -2668,7 +2874,7 @@ type SetPhaseRequest struct {
 
 func (x *SetPhaseRequest) Reset() {
 	*x = SetPhaseRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +2886,7 @@ func (x *SetPhaseRequest) String() string {
 func (*SetPhaseRequest) ProtoMessage() {}
 
 func (x *SetPhaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[38]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +2899,7 @@ func (x *SetPhaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPhaseRequest.ProtoReflect.Descriptor instead.
 func (*SetPhaseRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{38}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SetPhaseRequest) GetId() string {
@@ -2726,7 +2932,7 @@ type SetPhaseResponse struct {
 
 func (x *SetPhaseResponse) Reset() {
 	*x = SetPhaseResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2738,7 +2944,7 @@ func (x *SetPhaseResponse) String() string {
 func (*SetPhaseResponse) ProtoMessage() {}
 
 func (x *SetPhaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[39]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2751,7 +2957,7 @@ func (x *SetPhaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPhaseResponse.ProtoReflect.Descriptor instead.
 func (*SetPhaseResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{39}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SetPhaseResponse) GetSandbox() *Sandbox {
@@ -2773,7 +2979,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +2991,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[40]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +3004,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{40}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -2845,7 +3051,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2857,7 +3063,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[41]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2870,7 +3076,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{41}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CommitResponse) GetDigest() string {
@@ -2944,7 +3150,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2956,7 +3162,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[42]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2969,7 +3175,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{42}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Scrub) GetHistories() bool {
@@ -3030,7 +3236,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3042,7 +3248,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[43]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3055,7 +3261,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{43}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ScrubReport) GetVersion() int32 {
@@ -3127,7 +3333,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3345,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[44]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3358,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{44}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Finding) GetPath() string {
@@ -3204,7 +3410,7 @@ type Lineage struct {
 
 func (x *Lineage) Reset() {
 	*x = Lineage{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3422,7 @@ func (x *Lineage) String() string {
 func (*Lineage) ProtoMessage() {}
 
 func (x *Lineage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[45]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3435,7 @@ func (x *Lineage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lineage.ProtoReflect.Descriptor instead.
 func (*Lineage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{45}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Lineage) GetParents() []string {
@@ -3277,7 +3483,7 @@ type ChangesRequest struct {
 
 func (x *ChangesRequest) Reset() {
 	*x = ChangesRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3289,7 +3495,7 @@ func (x *ChangesRequest) String() string {
 func (*ChangesRequest) ProtoMessage() {}
 
 func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[46]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,7 +3508,7 @@ func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
 func (*ChangesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{46}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ChangesRequest) GetId() string {
@@ -3333,7 +3539,7 @@ type ChangesResponse struct {
 
 func (x *ChangesResponse) Reset() {
 	*x = ChangesResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3345,7 +3551,7 @@ func (x *ChangesResponse) String() string {
 func (*ChangesResponse) ProtoMessage() {}
 
 func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[47]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3358,7 +3564,7 @@ func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesResponse.ProtoReflect.Descriptor instead.
 func (*ChangesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{47}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ChangesResponse) GetChanges() []*Change {
@@ -3415,7 +3621,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3427,7 +3633,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[48]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3440,7 +3646,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{48}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Change) GetKind() string {
@@ -3480,7 +3686,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3492,7 +3698,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[49]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3505,7 +3711,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{49}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -3536,7 +3742,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[50]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3548,7 +3754,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[50]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3561,7 +3767,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{50}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StatsResponse) GetCpu() float64 {
@@ -3680,7 +3886,7 @@ type GradeRequest struct {
 
 func (x *GradeRequest) Reset() {
 	*x = GradeRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[51]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3692,7 +3898,7 @@ func (x *GradeRequest) String() string {
 func (*GradeRequest) ProtoMessage() {}
 
 func (x *GradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[51]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3705,7 +3911,7 @@ func (x *GradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GradeRequest.ProtoReflect.Descriptor instead.
 func (*GradeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{51}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GradeRequest) GetId() string {
@@ -3830,7 +4036,7 @@ type GradeFile struct {
 
 func (x *GradeFile) Reset() {
 	*x = GradeFile{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[52]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3842,7 +4048,7 @@ func (x *GradeFile) String() string {
 func (*GradeFile) ProtoMessage() {}
 
 func (x *GradeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[52]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3855,7 +4061,7 @@ func (x *GradeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GradeFile.ProtoReflect.Descriptor instead.
 func (*GradeFile) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{52}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GradeFile) GetPath() string {
@@ -3884,7 +4090,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3896,7 +4102,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[53]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3909,7 +4115,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{53}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AuditRequest) GetId() string {
@@ -3949,7 +4155,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[54]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3961,7 +4167,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[54]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3974,7 +4180,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{54}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AuditResponse) GetRecord() *AuditRecord {
@@ -4000,7 +4206,7 @@ type FindingsRequest struct {
 
 func (x *FindingsRequest) Reset() {
 	*x = FindingsRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[55]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4012,7 +4218,7 @@ func (x *FindingsRequest) String() string {
 func (*FindingsRequest) ProtoMessage() {}
 
 func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[55]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4025,7 +4231,7 @@ func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsRequest.ProtoReflect.Descriptor instead.
 func (*FindingsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{55}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *FindingsRequest) GetId() string {
@@ -4086,7 +4292,7 @@ type FindingsResponse struct {
 
 func (x *FindingsResponse) Reset() {
 	*x = FindingsResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[56]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4098,7 +4304,7 @@ func (x *FindingsResponse) String() string {
 func (*FindingsResponse) ProtoMessage() {}
 
 func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[56]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4111,7 +4317,7 @@ func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsResponse.ProtoReflect.Descriptor instead.
 func (*FindingsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{56}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *FindingsResponse) GetFindings() []*HackFinding {
@@ -4138,7 +4344,7 @@ type HackFinding struct {
 
 func (x *HackFinding) Reset() {
 	*x = HackFinding{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[57]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4356,7 @@ func (x *HackFinding) String() string {
 func (*HackFinding) ProtoMessage() {}
 
 func (x *HackFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[57]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4369,7 @@ func (x *HackFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HackFinding.ProtoReflect.Descriptor instead.
 func (*HackFinding) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{57}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *HackFinding) GetClass() string {
@@ -4245,7 +4451,7 @@ type AuditRecord struct {
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[58]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4257,7 +4463,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[58]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4270,7 +4476,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{58}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *AuditRecord) GetSeq() uint64 {
@@ -4375,7 +4581,7 @@ var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xaa\a\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/common.proto\x1a\x13dsec/v1/grade.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xca\a\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x14\n" +
@@ -4406,7 +4612,10 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"mirrorDeny\x12\x14\n" +
 	"\x05watch\x187 \x03(\tR\x05watch\x12\x1c\n" +
 	"\tisolation\x188 \x01(\tR\tisolation\x12\x12\n" +
-	"\x04boot\x189 \x01(\tR\x04boot\x1a6\n" +
+	"\x04boot\x189 \x01(\tR\x04boot\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18: \x01(\tR\n" +
+	"checkpoint\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -4562,7 +4771,21 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\acall_id\x18\x02 \x01(\tR\x06callId\x12\x14\n" +
 	"\x05count\x18\x03 \x01(\x05R\x05count\">\n" +
 	"\fForkResponse\x12.\n" +
-	"\tsandboxes\x18\x01 \x03(\v2\x10.dsec.v1.SandboxR\tsandboxes\"S\n" +
+	"\tsandboxes\x18\x01 \x03(\v2\x10.dsec.v1.SandboxR\tsandboxes\"P\n" +
+	"\x11CheckpointRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\acall_id\x18\x02 \x01(\tR\x06callId\x12\x12\n" +
+	"\x04keep\x18\x03 \x01(\x01R\x04keep\"/\n" +
+	"\x15FindCheckpointRequest\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\"\xf7\x01\n" +
+	"\x12CheckpointResponse\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x18\n" +
+	"\asandbox\x18\x02 \x01(\tR\asandbox\x12.\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x120\n" +
+	"\x05until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12!\n" +
+	"\x04spec\x18\x05 \x01(\v2\r.dsec.v1.SpecR\x04spec\x12\x12\n" +
+	"\x04disk\x18\x06 \x01(\x03R\x04disk\x12\x16\n" +
+	"\x06memory\x18\a \x01(\x03R\x06memory\"S\n" +
 	"\fRenewRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\blifetime\x18\x02 \x01(\x01R\blifetime\x12\x17\n" +
@@ -4749,7 +4972,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06detail\x18\v \x01(\tR\x06detail\x12\x12\n" +
 	"\x04exec\x18\f \x01(\tR\x04exec\x12\x14\n" +
 	"\x05phase\x18\r \x01(\tR\x05phase\x12\x14\n" +
-	"\x05count\x18\x0e \x01(\x03R\x05count2\xa5\t\n" +
+	"\x05count\x18\x0e \x01(\x03R\x05count2\xbb\n" +
+	"\n" +
 	"\tSandboxes\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12G\n" +
 	"\n" +
@@ -4761,7 +4985,10 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06Delete\x12\x16.dsec.v1.DeleteRequest\x1a\x17.dsec.v1.DeleteResponse\x126\n" +
 	"\x05Pause\x12\x15.dsec.v1.PauseRequest\x1a\x16.dsec.v1.PauseResponse\x129\n" +
 	"\x06Resume\x12\x16.dsec.v1.ResumeRequest\x1a\x17.dsec.v1.ResumeResponse\x123\n" +
-	"\x04Fork\x12\x14.dsec.v1.ForkRequest\x1a\x15.dsec.v1.ForkResponse\x126\n" +
+	"\x04Fork\x12\x14.dsec.v1.ForkRequest\x1a\x15.dsec.v1.ForkResponse\x12E\n" +
+	"\n" +
+	"Checkpoint\x12\x1a.dsec.v1.CheckpointRequest\x1a\x1b.dsec.v1.CheckpointResponse\x12M\n" +
+	"\x0eFindCheckpoint\x12\x1e.dsec.v1.FindCheckpointRequest\x1a\x1b.dsec.v1.CheckpointResponse\x126\n" +
 	"\x05Renew\x12\x15.dsec.v1.RenewRequest\x1a\x16.dsec.v1.RenewResponse\x12E\n" +
 	"\n" +
 	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x129\n" +
@@ -4786,7 +5013,7 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Spec)(nil),                  // 0: dsec.v1.Spec
 	(*Phase)(nil),                 // 1: dsec.v1.Phase
@@ -4819,151 +5046,161 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*ResumeResponse)(nil),        // 28: dsec.v1.ResumeResponse
 	(*ForkRequest)(nil),           // 29: dsec.v1.ForkRequest
 	(*ForkResponse)(nil),          // 30: dsec.v1.ForkResponse
-	(*RenewRequest)(nil),          // 31: dsec.v1.RenewRequest
-	(*RenewResponse)(nil),         // 32: dsec.v1.RenewResponse
-	(*SetNetworkRequest)(nil),     // 33: dsec.v1.SetNetworkRequest
-	(*SetNetworkResponse)(nil),    // 34: dsec.v1.SetNetworkResponse
-	(*EgressRequest)(nil),         // 35: dsec.v1.EgressRequest
-	(*EgressResponse)(nil),        // 36: dsec.v1.EgressResponse
-	(*EgressRow)(nil),             // 37: dsec.v1.EgressRow
-	(*SetPhaseRequest)(nil),       // 38: dsec.v1.SetPhaseRequest
-	(*SetPhaseResponse)(nil),      // 39: dsec.v1.SetPhaseResponse
-	(*CommitRequest)(nil),         // 40: dsec.v1.CommitRequest
-	(*CommitResponse)(nil),        // 41: dsec.v1.CommitResponse
-	(*Scrub)(nil),                 // 42: dsec.v1.Scrub
-	(*ScrubReport)(nil),           // 43: dsec.v1.ScrubReport
-	(*Finding)(nil),               // 44: dsec.v1.Finding
-	(*Lineage)(nil),               // 45: dsec.v1.Lineage
-	(*ChangesRequest)(nil),        // 46: dsec.v1.ChangesRequest
-	(*ChangesResponse)(nil),       // 47: dsec.v1.ChangesResponse
-	(*Change)(nil),                // 48: dsec.v1.Change
-	(*StatsRequest)(nil),          // 49: dsec.v1.StatsRequest
-	(*StatsResponse)(nil),         // 50: dsec.v1.StatsResponse
-	(*GradeRequest)(nil),          // 51: dsec.v1.GradeRequest
-	(*GradeFile)(nil),             // 52: dsec.v1.GradeFile
-	(*AuditRequest)(nil),          // 53: dsec.v1.AuditRequest
-	(*AuditResponse)(nil),         // 54: dsec.v1.AuditResponse
-	(*FindingsRequest)(nil),       // 55: dsec.v1.FindingsRequest
-	(*FindingsResponse)(nil),      // 56: dsec.v1.FindingsResponse
-	(*HackFinding)(nil),           // 57: dsec.v1.HackFinding
-	(*AuditRecord)(nil),           // 58: dsec.v1.AuditRecord
-	nil,                           // 59: dsec.v1.Spec.EnvEntry
-	nil,                           // 60: dsec.v1.Spec.LabelsEntry
-	nil,                           // 61: dsec.v1.ListRequest.LabelsEntry
-	nil,                           // 62: dsec.v1.GradeRequest.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 63: google.protobuf.Timestamp
-	(*Result)(nil),                // 64: dsec.v1.Result
-	(*Step)(nil),                  // 65: dsec.v1.Step
-	(*GradeResponse)(nil),         // 66: dsec.v1.GradeResponse
-	(*ErrorDetail)(nil),           // 67: dsec.v1.ErrorDetail
+	(*CheckpointRequest)(nil),     // 31: dsec.v1.CheckpointRequest
+	(*FindCheckpointRequest)(nil), // 32: dsec.v1.FindCheckpointRequest
+	(*CheckpointResponse)(nil),    // 33: dsec.v1.CheckpointResponse
+	(*RenewRequest)(nil),          // 34: dsec.v1.RenewRequest
+	(*RenewResponse)(nil),         // 35: dsec.v1.RenewResponse
+	(*SetNetworkRequest)(nil),     // 36: dsec.v1.SetNetworkRequest
+	(*SetNetworkResponse)(nil),    // 37: dsec.v1.SetNetworkResponse
+	(*EgressRequest)(nil),         // 38: dsec.v1.EgressRequest
+	(*EgressResponse)(nil),        // 39: dsec.v1.EgressResponse
+	(*EgressRow)(nil),             // 40: dsec.v1.EgressRow
+	(*SetPhaseRequest)(nil),       // 41: dsec.v1.SetPhaseRequest
+	(*SetPhaseResponse)(nil),      // 42: dsec.v1.SetPhaseResponse
+	(*CommitRequest)(nil),         // 43: dsec.v1.CommitRequest
+	(*CommitResponse)(nil),        // 44: dsec.v1.CommitResponse
+	(*Scrub)(nil),                 // 45: dsec.v1.Scrub
+	(*ScrubReport)(nil),           // 46: dsec.v1.ScrubReport
+	(*Finding)(nil),               // 47: dsec.v1.Finding
+	(*Lineage)(nil),               // 48: dsec.v1.Lineage
+	(*ChangesRequest)(nil),        // 49: dsec.v1.ChangesRequest
+	(*ChangesResponse)(nil),       // 50: dsec.v1.ChangesResponse
+	(*Change)(nil),                // 51: dsec.v1.Change
+	(*StatsRequest)(nil),          // 52: dsec.v1.StatsRequest
+	(*StatsResponse)(nil),         // 53: dsec.v1.StatsResponse
+	(*GradeRequest)(nil),          // 54: dsec.v1.GradeRequest
+	(*GradeFile)(nil),             // 55: dsec.v1.GradeFile
+	(*AuditRequest)(nil),          // 56: dsec.v1.AuditRequest
+	(*AuditResponse)(nil),         // 57: dsec.v1.AuditResponse
+	(*FindingsRequest)(nil),       // 58: dsec.v1.FindingsRequest
+	(*FindingsResponse)(nil),      // 59: dsec.v1.FindingsResponse
+	(*HackFinding)(nil),           // 60: dsec.v1.HackFinding
+	(*AuditRecord)(nil),           // 61: dsec.v1.AuditRecord
+	nil,                           // 62: dsec.v1.Spec.EnvEntry
+	nil,                           // 63: dsec.v1.Spec.LabelsEntry
+	nil,                           // 64: dsec.v1.ListRequest.LabelsEntry
+	nil,                           // 65: dsec.v1.GradeRequest.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
+	(*Result)(nil),                // 67: dsec.v1.Result
+	(*Step)(nil),                  // 68: dsec.v1.Step
+	(*GradeResponse)(nil),         // 69: dsec.v1.GradeResponse
+	(*ErrorDetail)(nil),           // 70: dsec.v1.ErrorDetail
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
-	59, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	62, // 0: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
 	5,  // 1: dsec.v1.Spec.limits:type_name -> dsec.v1.Limits
 	6,  // 2: dsec.v1.Spec.lifetimes:type_name -> dsec.v1.Lifetimes
 	7,  // 3: dsec.v1.Spec.mounts:type_name -> dsec.v1.HostMount
-	60, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	63, // 4: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	3,  // 5: dsec.v1.Spec.allow:type_name -> dsec.v1.NetworkRule
 	1,  // 6: dsec.v1.Spec.phases:type_name -> dsec.v1.Phase
-	63, // 7: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
+	66, // 7: dsec.v1.Spec.cutoff:type_name -> google.protobuf.Timestamp
 	4,  // 8: dsec.v1.Phase.network:type_name -> dsec.v1.Network
 	5,  // 9: dsec.v1.Phase.limits:type_name -> dsec.v1.Limits
-	63, // 10: dsec.v1.PhaseState.since:type_name -> google.protobuf.Timestamp
+	66, // 10: dsec.v1.PhaseState.since:type_name -> google.protobuf.Timestamp
 	3,  // 11: dsec.v1.Network.allow:type_name -> dsec.v1.NetworkRule
 	0,  // 12: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	64, // 13: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
-	63, // 14: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	63, // 15: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	63, // 16: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	65, // 17: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
+	67, // 13: dsec.v1.Sandbox.result:type_name -> dsec.v1.Result
+	66, // 14: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	66, // 15: dsec.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	66, // 16: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	68, // 17: dsec.v1.Sandbox.steps:type_name -> dsec.v1.Step
 	10, // 18: dsec.v1.Sandbox.kept:type_name -> dsec.v1.Kept
 	9,  // 19: dsec.v1.Sandbox.blame:type_name -> dsec.v1.Blame
 	4,  // 20: dsec.v1.Sandbox.network:type_name -> dsec.v1.Network
 	2,  // 21: dsec.v1.Sandbox.phase:type_name -> dsec.v1.PhaseState
-	66, // 22: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
-	63, // 23: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
-	63, // 24: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
+	69, // 22: dsec.v1.Sandbox.grades:type_name -> dsec.v1.GradeResponse
+	66, // 23: dsec.v1.Blame.since:type_name -> google.protobuf.Timestamp
+	66, // 24: dsec.v1.Kept.until:type_name -> google.protobuf.Timestamp
 	0,  // 25: dsec.v1.CreateRequest.spec:type_name -> dsec.v1.Spec
 	8,  // 26: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
 	0,  // 27: dsec.v1.CreateManyRequest.specs:type_name -> dsec.v1.Spec
 	8,  // 28: dsec.v1.CreateManyResponse.sandbox:type_name -> dsec.v1.Sandbox
-	67, // 29: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
+	70, // 29: dsec.v1.CreateManyResponse.error:type_name -> dsec.v1.ErrorDetail
 	8,  // 30: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	61, // 31: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	64, // 31: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
 	8,  // 32: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
 	8,  // 33: dsec.v1.StartResponse.sandbox:type_name -> dsec.v1.Sandbox
 	8,  // 34: dsec.v1.StopResponse.sandbox:type_name -> dsec.v1.Sandbox
 	8,  // 35: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
 	8,  // 36: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
 	8,  // 37: dsec.v1.ForkResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	8,  // 38: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
-	3,  // 39: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
-	8,  // 40: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
-	37, // 41: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
-	63, // 42: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
-	8,  // 43: dsec.v1.SetPhaseResponse.sandbox:type_name -> dsec.v1.Sandbox
-	42, // 44: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
-	45, // 45: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
-	43, // 46: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
-	42, // 47: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
-	44, // 48: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
-	44, // 49: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
-	63, // 50: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
-	48, // 51: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
-	62, // 52: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
-	52, // 53: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
-	3,  // 54: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
-	5,  // 55: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
-	58, // 56: dsec.v1.AuditResponse.record:type_name -> dsec.v1.AuditRecord
-	57, // 57: dsec.v1.FindingsResponse.findings:type_name -> dsec.v1.HackFinding
-	63, // 58: dsec.v1.HackFinding.first:type_name -> google.protobuf.Timestamp
-	63, // 59: dsec.v1.HackFinding.last:type_name -> google.protobuf.Timestamp
-	63, // 60: dsec.v1.AuditRecord.time:type_name -> google.protobuf.Timestamp
-	11, // 61: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
-	13, // 62: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
-	15, // 63: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
-	17, // 64: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
-	19, // 65: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
-	21, // 66: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
-	23, // 67: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
-	25, // 68: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
-	27, // 69: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
-	29, // 70: dsec.v1.Sandboxes.Fork:input_type -> dsec.v1.ForkRequest
-	31, // 71: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
-	33, // 72: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
-	35, // 73: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
-	38, // 74: dsec.v1.Sandboxes.SetPhase:input_type -> dsec.v1.SetPhaseRequest
-	40, // 75: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
-	46, // 76: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
-	49, // 77: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
-	51, // 78: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
-	53, // 79: dsec.v1.Sandboxes.Audit:input_type -> dsec.v1.AuditRequest
-	55, // 80: dsec.v1.Sandboxes.Findings:input_type -> dsec.v1.FindingsRequest
-	12, // 81: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
-	14, // 82: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
-	16, // 83: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
-	18, // 84: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
-	20, // 85: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
-	22, // 86: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
-	24, // 87: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
-	26, // 88: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
-	28, // 89: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
-	30, // 90: dsec.v1.Sandboxes.Fork:output_type -> dsec.v1.ForkResponse
-	32, // 91: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
-	34, // 92: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
-	36, // 93: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
-	39, // 94: dsec.v1.Sandboxes.SetPhase:output_type -> dsec.v1.SetPhaseResponse
-	41, // 95: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
-	47, // 96: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
-	50, // 97: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
-	66, // 98: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
-	54, // 99: dsec.v1.Sandboxes.Audit:output_type -> dsec.v1.AuditResponse
-	56, // 100: dsec.v1.Sandboxes.Findings:output_type -> dsec.v1.FindingsResponse
-	81, // [81:101] is the sub-list for method output_type
-	61, // [61:81] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	66, // 38: dsec.v1.CheckpointResponse.time:type_name -> google.protobuf.Timestamp
+	66, // 39: dsec.v1.CheckpointResponse.until:type_name -> google.protobuf.Timestamp
+	0,  // 40: dsec.v1.CheckpointResponse.spec:type_name -> dsec.v1.Spec
+	8,  // 41: dsec.v1.RenewResponse.sandbox:type_name -> dsec.v1.Sandbox
+	3,  // 42: dsec.v1.SetNetworkRequest.allow:type_name -> dsec.v1.NetworkRule
+	8,  // 43: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
+	40, // 44: dsec.v1.EgressResponse.rows:type_name -> dsec.v1.EgressRow
+	66, // 45: dsec.v1.EgressRow.last:type_name -> google.protobuf.Timestamp
+	8,  // 46: dsec.v1.SetPhaseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	45, // 47: dsec.v1.CommitRequest.scrub:type_name -> dsec.v1.Scrub
+	48, // 48: dsec.v1.CommitResponse.lineage:type_name -> dsec.v1.Lineage
+	46, // 49: dsec.v1.CommitResponse.report:type_name -> dsec.v1.ScrubReport
+	45, // 50: dsec.v1.ScrubReport.rules:type_name -> dsec.v1.Scrub
+	47, // 51: dsec.v1.ScrubReport.removed:type_name -> dsec.v1.Finding
+	47, // 52: dsec.v1.ScrubReport.suspicious:type_name -> dsec.v1.Finding
+	66, // 53: dsec.v1.Lineage.time:type_name -> google.protobuf.Timestamp
+	51, // 54: dsec.v1.ChangesResponse.changes:type_name -> dsec.v1.Change
+	65, // 55: dsec.v1.GradeRequest.env:type_name -> dsec.v1.GradeRequest.EnvEntry
+	55, // 56: dsec.v1.GradeRequest.files:type_name -> dsec.v1.GradeFile
+	3,  // 57: dsec.v1.GradeRequest.allow:type_name -> dsec.v1.NetworkRule
+	5,  // 58: dsec.v1.GradeRequest.limits:type_name -> dsec.v1.Limits
+	61, // 59: dsec.v1.AuditResponse.record:type_name -> dsec.v1.AuditRecord
+	60, // 60: dsec.v1.FindingsResponse.findings:type_name -> dsec.v1.HackFinding
+	66, // 61: dsec.v1.HackFinding.first:type_name -> google.protobuf.Timestamp
+	66, // 62: dsec.v1.HackFinding.last:type_name -> google.protobuf.Timestamp
+	66, // 63: dsec.v1.AuditRecord.time:type_name -> google.protobuf.Timestamp
+	11, // 64: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.CreateRequest
+	13, // 65: dsec.v1.Sandboxes.CreateMany:input_type -> dsec.v1.CreateManyRequest
+	15, // 66: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.GetRequest
+	17, // 67: dsec.v1.Sandboxes.List:input_type -> dsec.v1.ListRequest
+	19, // 68: dsec.v1.Sandboxes.Start:input_type -> dsec.v1.StartRequest
+	21, // 69: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.StopRequest
+	23, // 70: dsec.v1.Sandboxes.Delete:input_type -> dsec.v1.DeleteRequest
+	25, // 71: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.PauseRequest
+	27, // 72: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.ResumeRequest
+	29, // 73: dsec.v1.Sandboxes.Fork:input_type -> dsec.v1.ForkRequest
+	31, // 74: dsec.v1.Sandboxes.Checkpoint:input_type -> dsec.v1.CheckpointRequest
+	32, // 75: dsec.v1.Sandboxes.FindCheckpoint:input_type -> dsec.v1.FindCheckpointRequest
+	34, // 76: dsec.v1.Sandboxes.Renew:input_type -> dsec.v1.RenewRequest
+	36, // 77: dsec.v1.Sandboxes.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	38, // 78: dsec.v1.Sandboxes.Egress:input_type -> dsec.v1.EgressRequest
+	41, // 79: dsec.v1.Sandboxes.SetPhase:input_type -> dsec.v1.SetPhaseRequest
+	43, // 80: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.CommitRequest
+	49, // 81: dsec.v1.Sandboxes.Changes:input_type -> dsec.v1.ChangesRequest
+	52, // 82: dsec.v1.Sandboxes.Stats:input_type -> dsec.v1.StatsRequest
+	54, // 83: dsec.v1.Sandboxes.Grade:input_type -> dsec.v1.GradeRequest
+	56, // 84: dsec.v1.Sandboxes.Audit:input_type -> dsec.v1.AuditRequest
+	58, // 85: dsec.v1.Sandboxes.Findings:input_type -> dsec.v1.FindingsRequest
+	12, // 86: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.CreateResponse
+	14, // 87: dsec.v1.Sandboxes.CreateMany:output_type -> dsec.v1.CreateManyResponse
+	16, // 88: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.GetResponse
+	18, // 89: dsec.v1.Sandboxes.List:output_type -> dsec.v1.ListResponse
+	20, // 90: dsec.v1.Sandboxes.Start:output_type -> dsec.v1.StartResponse
+	22, // 91: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.StopResponse
+	24, // 92: dsec.v1.Sandboxes.Delete:output_type -> dsec.v1.DeleteResponse
+	26, // 93: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.PauseResponse
+	28, // 94: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.ResumeResponse
+	30, // 95: dsec.v1.Sandboxes.Fork:output_type -> dsec.v1.ForkResponse
+	33, // 96: dsec.v1.Sandboxes.Checkpoint:output_type -> dsec.v1.CheckpointResponse
+	33, // 97: dsec.v1.Sandboxes.FindCheckpoint:output_type -> dsec.v1.CheckpointResponse
+	35, // 98: dsec.v1.Sandboxes.Renew:output_type -> dsec.v1.RenewResponse
+	37, // 99: dsec.v1.Sandboxes.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	39, // 100: dsec.v1.Sandboxes.Egress:output_type -> dsec.v1.EgressResponse
+	42, // 101: dsec.v1.Sandboxes.SetPhase:output_type -> dsec.v1.SetPhaseResponse
+	44, // 102: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.CommitResponse
+	50, // 103: dsec.v1.Sandboxes.Changes:output_type -> dsec.v1.ChangesResponse
+	53, // 104: dsec.v1.Sandboxes.Stats:output_type -> dsec.v1.StatsResponse
+	69, // 105: dsec.v1.Sandboxes.Grade:output_type -> dsec.v1.GradeResponse
+	57, // 106: dsec.v1.Sandboxes.Audit:output_type -> dsec.v1.AuditResponse
+	59, // 107: dsec.v1.Sandboxes.Findings:output_type -> dsec.v1.FindingsResponse
+	86, // [86:108] is the sub-list for method output_type
+	64, // [64:86] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -4983,7 +5220,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   63,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

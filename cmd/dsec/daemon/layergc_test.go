@@ -90,7 +90,7 @@ func TestLayerVerbs(t *testing.T) {
 	for i, want := range []struct{ condemn, remove int64 }{{1, 0}, {0, 1}, {0, 0}} {
 		dry, wet := run(), run("--delete")
 		for _, r := range []gc.Report{dry, wet} {
-			if m := r.Rows[1]; m.Condemn.Objects != want.condemn || m.Delete.Objects != want.remove || m.Kept.Objects != 1 {
+			if m := r.Rows[2]; m.Condemn.Objects != want.condemn || m.Delete.Objects != want.remove || m.Kept.Objects != 1 {
 				t.Errorf("run %d: %+v", i, m)
 			}
 		}

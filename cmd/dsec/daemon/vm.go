@@ -23,7 +23,7 @@ func (m *machine) openVMs(s *settings, log *slog.Logger) lifecycle.Step {
 		c := microvm.Config{Dir: s.machineDir(), Hold: m.hold, Cgroups: m.groups, Disks: m.disks, Log: log,
 			Open: func(ctx context.Context) (microvm.Machinery, error) { return m.openMachinery(ctx, s) }}
 		if m.loader != nil {
-			c.Devices = m.loader
+			c.Devices, c.Complete = m.loader, m.complete
 		}
 		if m.network != nil {
 			c.Network = m.network

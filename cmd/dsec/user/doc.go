@@ -12,7 +12,7 @@ import "github.com/spf13/cobra"
 
 // Verbs in the order in which help shows them.
 var Verbs = []func() *cobra.Command{
-	Run, Call, Create, PS, Exec, Logs, CP, PortForward, Stop, Start, Pause, Resume, Fork, RM, Commit, Grade, Network, Phase, Screen, Mark, Revert, Diff, Debug, Image, Layer, Template, Stat, Events, Audit, Findings, Why, Profile, Keys, Context,
+	Run, Call, Create, PS, Exec, Logs, CP, PortForward, Stop, Start, Pause, Resume, Fork, Checkpoint, Restore, RM, Commit, Grade, Network, Phase, Screen, Mark, Revert, Diff, Debug, Image, Layer, Template, Stat, Events, Audit, Findings, Why, Profile, Keys, Context,
 }
 
 // ExitCode is what the process ends with; its reason has been printed.

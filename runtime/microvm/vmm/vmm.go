@@ -197,6 +197,20 @@ type Adopter interface {
 	Leave(VM)
 }
 
+// Carrier is a VMM whose snapshots go on on other machines. What tells a machine apart is in what
+// it says of a snapshot, and where that is written is the caller's business.
+type Carrier interface {
+	// OpenSnapshot opens a snapshot: what PlaceSnapshot wants to know of it, and its one file,
+	// which the caller closes.
+	OpenSnapshot(dir string) (about []byte, state *os.File, err error)
+
+	// PlaceSnapshot makes a snapshot of what OpenSnapshot gave elsewhere, for a machine of this shape:
+	// fill writes the file. Unsupported if the snapshot is of another monitor, kernel, processor or
+	// shape, before fill is called; Corrupt if what it wrote is not what the snapshot was. After an
+	// error there is none.
+	PlaceSnapshot(ctx context.Context, dir string, about []byte, s Shape, fill func(*os.File) error) error
+}
+
 // Waiting is a clone that has not begun: a process, with the files of its devices. The
 // caller ends it with one call of Begin or Drop.
 type Waiting interface {

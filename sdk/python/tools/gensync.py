@@ -50,7 +50,7 @@ from .calls import Call, CallResult
 from .errors import DsecError
 from .network import Egress, NetworkRule
 from .phases import PhaseState
-from .types import (Artifact, AuditRecord, Change, Diff, Event, FileInfo, HackFinding, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
+from .types import (Artifact, AuditRecord, Change, Checkpoint, Diff, Event, FileInfo, HackFinding, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
                     Grade, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:

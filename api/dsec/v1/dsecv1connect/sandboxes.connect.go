@@ -53,6 +53,11 @@ const (
 	SandboxesResumeProcedure = "/dsec.v1.Sandboxes/Resume"
 	// SandboxesForkProcedure is the fully-qualified name of the Sandboxes's Fork RPC.
 	SandboxesForkProcedure = "/dsec.v1.Sandboxes/Fork"
+	// SandboxesCheckpointProcedure is the fully-qualified name of the Sandboxes's Checkpoint RPC.
+	SandboxesCheckpointProcedure = "/dsec.v1.Sandboxes/Checkpoint"
+	// SandboxesFindCheckpointProcedure is the fully-qualified name of the Sandboxes's FindCheckpoint
+	// RPC.
+	SandboxesFindCheckpointProcedure = "/dsec.v1.Sandboxes/FindCheckpoint"
 	// SandboxesRenewProcedure is the fully-qualified name of the Sandboxes's Renew RPC.
 	SandboxesRenewProcedure = "/dsec.v1.Sandboxes/Renew"
 	// SandboxesSetNetworkProcedure is the fully-qualified name of the Sandboxes's SetNetwork RPC.
@@ -95,6 +100,11 @@ type SandboxesClient interface {
 	// Fork makes copies of a running or paused sandbox, on its node: its processes with their
 	// memory, and its disk, as they are at one moment. It goes on. All are made, or none.
 	Fork(context.Context, *v1.ForkRequest) (*v1.ForkResponse, error)
+	// Checkpoint keeps a running or paused sandbox, as it is at one moment, in the object storage, where
+	// every node finds it that has the same: a sandbox whose spec names it goes on from there. The source goes on.
+	Checkpoint(context.Context, *v1.CheckpointRequest) (*v1.CheckpointResponse, error)
+	// FindCheckpoint tells of a checkpoint of the caller's project. It has no effect.
+	FindCheckpoint(context.Context, *v1.FindCheckpointRequest) (*v1.CheckpointResponse, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error)
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
@@ -196,6 +206,18 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("Fork")),
 			connect.WithClientOptions(opts...),
 		),
+		checkpoint: connect.NewClient[v1.CheckpointRequest, v1.CheckpointResponse](
+			httpClient,
+			baseURL+SandboxesCheckpointProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Checkpoint")),
+			connect.WithClientOptions(opts...),
+		),
+		findCheckpoint: connect.NewClient[v1.FindCheckpointRequest, v1.CheckpointResponse](
+			httpClient,
+			baseURL+SandboxesFindCheckpointProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("FindCheckpoint")),
+			connect.WithClientOptions(opts...),
+		),
 		renew: connect.NewClient[v1.RenewRequest, v1.RenewResponse](
 			httpClient,
 			baseURL+SandboxesRenewProcedure,
@@ -261,26 +283,28 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 
 // sandboxesClient implements SandboxesClient.
 type sandboxesClient struct {
-	create     *connect.Client[v1.CreateRequest, v1.CreateResponse]
-	createMany *connect.Client[v1.CreateManyRequest, v1.CreateManyResponse]
-	get        *connect.Client[v1.GetRequest, v1.GetResponse]
-	list       *connect.Client[v1.ListRequest, v1.ListResponse]
-	start      *connect.Client[v1.StartRequest, v1.StartResponse]
-	stop       *connect.Client[v1.StopRequest, v1.StopResponse]
-	delete     *connect.Client[v1.DeleteRequest, v1.DeleteResponse]
-	pause      *connect.Client[v1.PauseRequest, v1.PauseResponse]
-	resume     *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
-	fork       *connect.Client[v1.ForkRequest, v1.ForkResponse]
-	renew      *connect.Client[v1.RenewRequest, v1.RenewResponse]
-	setNetwork *connect.Client[v1.SetNetworkRequest, v1.SetNetworkResponse]
-	egress     *connect.Client[v1.EgressRequest, v1.EgressResponse]
-	setPhase   *connect.Client[v1.SetPhaseRequest, v1.SetPhaseResponse]
-	commit     *connect.Client[v1.CommitRequest, v1.CommitResponse]
-	changes    *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
-	stats      *connect.Client[v1.StatsRequest, v1.StatsResponse]
-	grade      *connect.Client[v1.GradeRequest, v1.GradeResponse]
-	audit      *connect.Client[v1.AuditRequest, v1.AuditResponse]
-	findings   *connect.Client[v1.FindingsRequest, v1.FindingsResponse]
+	create         *connect.Client[v1.CreateRequest, v1.CreateResponse]
+	createMany     *connect.Client[v1.CreateManyRequest, v1.CreateManyResponse]
+	get            *connect.Client[v1.GetRequest, v1.GetResponse]
+	list           *connect.Client[v1.ListRequest, v1.ListResponse]
+	start          *connect.Client[v1.StartRequest, v1.StartResponse]
+	stop           *connect.Client[v1.StopRequest, v1.StopResponse]
+	delete         *connect.Client[v1.DeleteRequest, v1.DeleteResponse]
+	pause          *connect.Client[v1.PauseRequest, v1.PauseResponse]
+	resume         *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
+	fork           *connect.Client[v1.ForkRequest, v1.ForkResponse]
+	checkpoint     *connect.Client[v1.CheckpointRequest, v1.CheckpointResponse]
+	findCheckpoint *connect.Client[v1.FindCheckpointRequest, v1.CheckpointResponse]
+	renew          *connect.Client[v1.RenewRequest, v1.RenewResponse]
+	setNetwork     *connect.Client[v1.SetNetworkRequest, v1.SetNetworkResponse]
+	egress         *connect.Client[v1.EgressRequest, v1.EgressResponse]
+	setPhase       *connect.Client[v1.SetPhaseRequest, v1.SetPhaseResponse]
+	commit         *connect.Client[v1.CommitRequest, v1.CommitResponse]
+	changes        *connect.Client[v1.ChangesRequest, v1.ChangesResponse]
+	stats          *connect.Client[v1.StatsRequest, v1.StatsResponse]
+	grade          *connect.Client[v1.GradeRequest, v1.GradeResponse]
+	audit          *connect.Client[v1.AuditRequest, v1.AuditResponse]
+	findings       *connect.Client[v1.FindingsRequest, v1.FindingsResponse]
 }
 
 // Create calls dsec.v1.Sandboxes.Create.
@@ -363,6 +387,24 @@ func (c *sandboxesClient) Resume(ctx context.Context, req *v1.ResumeRequest) (*v
 // Fork calls dsec.v1.Sandboxes.Fork.
 func (c *sandboxesClient) Fork(ctx context.Context, req *v1.ForkRequest) (*v1.ForkResponse, error) {
 	response, err := c.fork.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Checkpoint calls dsec.v1.Sandboxes.Checkpoint.
+func (c *sandboxesClient) Checkpoint(ctx context.Context, req *v1.CheckpointRequest) (*v1.CheckpointResponse, error) {
+	response, err := c.checkpoint.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// FindCheckpoint calls dsec.v1.Sandboxes.FindCheckpoint.
+func (c *sandboxesClient) FindCheckpoint(ctx context.Context, req *v1.FindCheckpointRequest) (*v1.CheckpointResponse, error) {
+	response, err := c.findCheckpoint.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -475,6 +517,11 @@ type SandboxesHandler interface {
 	// Fork makes copies of a running or paused sandbox, on its node: its processes with their
 	// memory, and its disk, as they are at one moment. It goes on. All are made, or none.
 	Fork(context.Context, *v1.ForkRequest) (*v1.ForkResponse, error)
+	// Checkpoint keeps a running or paused sandbox, as it is at one moment, in the object storage, where
+	// every node finds it that has the same: a sandbox whose spec names it goes on from there. The source goes on.
+	Checkpoint(context.Context, *v1.CheckpointRequest) (*v1.CheckpointResponse, error)
+	// FindCheckpoint tells of a checkpoint of the caller's project. It has no effect.
+	FindCheckpoint(context.Context, *v1.FindCheckpointRequest) (*v1.CheckpointResponse, error)
 	// Renew moves the idle clock, and the lifetime if given.
 	Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error)
 	// SetNetwork changes what a running sandbox may reach. When it answers, what the
@@ -572,6 +619,18 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("Fork")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesCheckpointHandler := connect.NewUnaryHandlerSimple(
+		SandboxesCheckpointProcedure,
+		svc.Checkpoint,
+		connect.WithSchema(sandboxesMethods.ByName("Checkpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxesFindCheckpointHandler := connect.NewUnaryHandlerSimple(
+		SandboxesFindCheckpointProcedure,
+		svc.FindCheckpoint,
+		connect.WithSchema(sandboxesMethods.ByName("FindCheckpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesRenewHandler := connect.NewUnaryHandlerSimple(
 		SandboxesRenewProcedure,
 		svc.Renew,
@@ -654,6 +713,10 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesResumeHandler.ServeHTTP(w, r)
 		case SandboxesForkProcedure:
 			sandboxesForkHandler.ServeHTTP(w, r)
+		case SandboxesCheckpointProcedure:
+			sandboxesCheckpointHandler.ServeHTTP(w, r)
+		case SandboxesFindCheckpointProcedure:
+			sandboxesFindCheckpointHandler.ServeHTTP(w, r)
 		case SandboxesRenewProcedure:
 			sandboxesRenewHandler.ServeHTTP(w, r)
 		case SandboxesSetNetworkProcedure:
@@ -721,6 +784,14 @@ func (UnimplementedSandboxesHandler) Resume(context.Context, *v1.ResumeRequest) 
 
 func (UnimplementedSandboxesHandler) Fork(context.Context, *v1.ForkRequest) (*v1.ForkResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Fork is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Checkpoint(context.Context, *v1.CheckpointRequest) (*v1.CheckpointResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.Checkpoint is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) FindCheckpoint(context.Context, *v1.FindCheckpointRequest) (*v1.CheckpointResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.Sandboxes.FindCheckpoint is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Renew(context.Context, *v1.RenewRequest) (*v1.RenewResponse, error) {

@@ -23,7 +23,7 @@ from ._transport import Transport, error_of_detail, new_key
 from ._wire import Json
 from .calls import Call, CallResult
 from .errors import DsecError, NotEnough, Unavailable
-from .types import Diff, Event, Info, Node, SandboxInfo, Spec
+from .types import Checkpoint, Diff, Event, Info, Node, SandboxInfo, Spec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -161,10 +161,11 @@ class AsyncClient:
 
     # Sandboxes.
 
-    def create(self, spec: Spec | str, **fields: Unpack[SpecFields]) -> Creating:
+    def create(self, spec: Spec | str = "", **fields: Unpack[SpecFields]) -> Creating:
         """Creates a sandbox and waits until it runs.
 
-        ``spec`` is a Spec or the image; fields of Spec may follow. Await it, or use
+        ``spec`` is a Spec or the image; fields of Spec may follow. With ``checkpoint=digest`` there is
+        no image: it goes on from there. Await it, or use
         it as ``async with client.create(…) as sandbox``.
         """
         wanted = _spec(spec, fields)
@@ -224,6 +225,10 @@ class AsyncClient:
         """What is known of a sandbox, also after its end."""
         answer = await self._call("Sandboxes/Get", {"id": id})
         return SandboxInfo.from_wire(w.message(answer, "sandbox") or {})
+
+    async def checkpoint(self, digest: str) -> Checkpoint:
+        """What is known of a checkpoint of this project, whichever node made it."""
+        return Checkpoint.from_wire(await self._call("Sandboxes/FindCheckpoint", {"digest": digest}))
 
     async def diff(self, id: str, most: int = 0) -> Diff:
         """What the disk of a sandbox differs in from its layers, also of one that failed and whose disk is kept."""

@@ -17,8 +17,8 @@ from ._wire import Json
 from .errors import DsecError, NotFound, SandboxGone, Timeout
 from .network import Egress, NetworkRule, rules
 from .phases import PhaseState
-from .types import (Artifact, AuditRecord, Diff, Grade, HackFinding, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats, argv_of,
-                    parse_size)
+from .types import (Artifact, AuditRecord, Checkpoint, Diff, Grade, HackFinding, OnLimit, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats,
+                    argv_of, parse_duration, parse_size)
 
 if TYPE_CHECKING:
     import os
@@ -347,6 +347,15 @@ class AsyncSandbox:
             raise ValueError(f"count of {count}: 1 to 1000")
         answer = await self._client._call("Sandboxes/Fork", {"id": self.id, "count": count, "call_id": new_key()}, timeout=300.0)
         return [AsyncSandbox(self._client, SandboxInfo.from_wire(m)) for m in w.messages(answer, "sandboxes")]
+
+    async def checkpoint(self, keep: float | str = 0.0) -> Checkpoint:
+        """Keeps it, which runs or is paused and goes on, where every node finds it that has the same object storage.
+
+        ``keep`` is how long: seconds, or "24h"; 0 is seven days, at most 30. ``client.create(checkpoint=c.digest)`` goes on from
+        there, also when it and its node are gone. Raises Unsupported for a tier without a kernel of its own.
+        """
+        request = w.drop_empty({"id": self.id, "call_id": new_key(), "keep": parse_duration(keep)})
+        return Checkpoint.from_wire(await self._client._call("Sandboxes/Checkpoint", request, timeout=1800.0))
 
     async def set_timeout(self, seconds: float) -> SandboxInfo:
         """Ends it in so many seconds from now, unless renewed."""

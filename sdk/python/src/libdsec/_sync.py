@@ -26,7 +26,7 @@ from .calls import Call, CallResult
 from .errors import DsecError
 from .network import Egress, NetworkRule
 from .phases import PhaseState
-from .types import (Artifact, AuditRecord, Change, Diff, Event, FileInfo, HackFinding, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
+from .types import (Artifact, AuditRecord, Change, Checkpoint, Diff, Event, FileInfo, HackFinding, Info, Layer, LayerDemand, LayerTrace, Merged, Node, OnLimit,
                     Grade, Packed, Result, SandboxInfo, Scrub, Size, Spec, Stats)
 
 if TYPE_CHECKING:
@@ -78,10 +78,11 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def create(self, spec: Spec | str, **fields: Unpack[SpecFields]) -> Sandbox:
+    def create(self, spec: Spec | str='', **fields: Unpack[SpecFields]) -> Sandbox:
         """Creates a sandbox and waits until it runs.
 
-        ``spec`` is a Spec or the image; fields of Spec may follow. Also as ``with client.create(…) as sandbox``.
+        ``spec`` is a Spec or the image; fields of Spec may follow. With ``checkpoint=digest`` there is
+        no image: it goes on from there. Also as ``with client.create(…) as sandbox``.
         """
         return cast("Sandbox", self._wrap(self._portal.run(self._core.create(spec, **fields))))
 
@@ -103,6 +104,10 @@ class Client:
     def get(self, id: str) -> SandboxInfo:
         """What is known of a sandbox, also after its end."""
         return self._portal.run(self._core.get(id))
+
+    def checkpoint(self, digest: str) -> Checkpoint:
+        """What is known of a checkpoint of this project, whichever node made it."""
+        return self._portal.run(self._core.checkpoint(digest))
 
     def diff(self, id: str, most: int=0) -> Diff:
         """What the disk of a sandbox differs in from its layers, also of one that failed and whose disk is kept."""
@@ -340,6 +345,14 @@ class Sandbox:
         kernel of its own, ResourceExhausted beyond the quota.
         """
         return cast("list[Sandbox]", self._wrap(self._portal.run(self._core.fork(count))))
+
+    def checkpoint(self, keep: float | str=0.0) -> Checkpoint:
+        """Keeps it, which runs or is paused and goes on, where every node finds it that has the same object storage.
+
+        ``keep`` is how long: seconds, or "24h"; 0 is seven days, at most 30. ``client.create(checkpoint=c.digest)`` goes on from
+        there, also when it and its node are gone. Raises Unsupported for a tier without a kernel of its own.
+        """
+        return self._portal.run(self._core.checkpoint(keep))
 
     def set_timeout(self, seconds: float) -> SandboxInfo:
         """Ends it in so many seconds from now, unless renewed."""

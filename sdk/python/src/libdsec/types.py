@@ -18,7 +18,7 @@ from .network import NetworkRule, NetworkState, cutoff_time, rules
 from .phases import Phase, PhaseState, phases
 
 __all__ = [
-    "Applied", "Artifact", "AuditRecord", "Blame", "Change", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "HackFinding", "ImageConfig", "Info", "Keep",
+    "Applied", "Artifact", "AuditRecord", "Blame", "Change", "Checkpoint", "Diff", "DiskChange", "EnsureProgress", "Event", "FileInfo", "Finding", "HackFinding", "ImageConfig", "Info", "Keep",
     "Grade", "Kept", "Layer", "LayerDemand", "LayerTrace", "Lineage", "Merged", "Node", "Output", "Packed", "Progress", "Result",
     "SandboxInfo", "SandboxResult", "SandboxUsage", "Scrub", "ScrubReport", "Spec", "StackLayer", "Stats", "Step",
     "TracedFile", "Usage", "parse_duration", "parse_size",
@@ -78,9 +78,11 @@ class Spec:
     A tier or machine that cannot give it raises ``Unsupported``.
     ``bandwidth`` is of the network, in bytes a second each way; 0 is what the machine can.
     ``call_id`` makes creation idempotent: same id and spec, same sandbox.
+    ``checkpoint`` is the digest of what it goes on from. Then only name, hostname, labels, rollout_key, lifetimes and
+    network policy may be given beside it; everything else is as it was.
     """
 
-    image: str
+    image: str = ""
     layers: Sequence[str] = ()
     name: str = ""
     tier: str = ""
@@ -115,6 +117,7 @@ class Spec:
     labels: Mapping[str, str] = field(default_factory=dict)
     call_id: str = ""
     rollout_key: str = ""
+    checkpoint: str = ""
 
     def with_(self, **fields: Any) -> Spec:
         """A copy with some fields changed."""
@@ -137,6 +140,7 @@ class Spec:
             "lifetimes": w.drop_empty(lifetimes), "profile": self.profile, "no_new_privs": self.no_new_privs,
             "oom": self.oom, "mounts": [{"source": s, "target": t} for s, t in self.mounts], "watch": list(self.watch),
             "labels": dict(self.labels), "call_id": self.call_id, "rollout_key": self.rollout_key,
+            "checkpoint": self.checkpoint,
         })
 
     @classmethod
@@ -156,7 +160,28 @@ class Spec:
             no_new_privs=w.boolean(m, "no_new_privs"), oom=w.string(m, "oom"),
             watch=tuple(w.strings(m, "watch")), mounts=tuple((w.string(x, "source"), w.string(x, "target")) for x in w.messages(m, "mounts")),
             labels=w.string_map(m, "labels"), call_id=w.string(m, "call_id"),
-            rollout_key=w.string(m, "rollout_key"))
+            rollout_key=w.string(m, "rollout_key"), checkpoint=w.string(m, "checkpoint"))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A sandbox as it was at one moment, kept where every node finds it that has the same object storage.
+
+    ``client.create(checkpoint=c.digest)`` goes on from it. ``disk`` and ``memory`` are in bytes, holes included.
+    """
+
+    digest: str
+    sandbox: str
+    time: datetime | None
+    until: datetime | None  # kept by the node that made it; None: not told
+    spec: Spec  # of what goes on from it
+    disk: int
+    memory: int
+
+    @classmethod
+    def from_wire(cls, m: Json) -> Checkpoint:
+        return cls(digest=w.string(m, "digest"), sandbox=w.string(m, "sandbox"), time=w.time(m, "time"), until=w.time(m, "until"),
+                   spec=Spec.from_wire(w.message(m, "spec") or {}), disk=w.integer(m, "disk"), memory=w.integer(m, "memory"))
 
 
 class Output(bytes):
