@@ -20,7 +20,7 @@ func TestGoesOnFromEveryField(t *testing.T) {
 	if again, err := got.GoesOnFrom(of); err != nil || !reflect.DeepEqual(again, want) {
 		t.Errorf("what was completed is refused: %+v %v", again, err)
 	}
-	others := Spec{Name: "n", Tier: TierContainer, Isolation: IsolationGVisor, Image: "i", Layers: []LayerRef{"l"}, Command: []string{"b"}, Env: map[string]string{"A": "2"},
+	others := Spec{Name: "n", Tier: TierContainer, Isolation: IsolationGVisor, Boot: BootCold, Image: "i", Layers: []LayerRef{"l"}, Command: []string{"b"}, Env: map[string]string{"A": "2"},
 		User: "v", Workdir: "/x", Hostname: "h", Network: NetworkAllow, Allow: []NetworkRule{{Domain: "a.b"}}, Cutoff: time.Unix(1, 0), MirrorDeny: []string{"pypi:x"},
 		Limits: Limits{Pids: 7}, Lifetimes: Lifetimes{Retention: time.Minute}, Profile: "pwn", NoNewPrivs: true, OOM: OOMSandbox, Mounts: []HostMount{{"/a", "/b"}},
 		Phases: []Phase{{Name: "p"}}, Labels: map[string]string{"m": "2"}, CallID: "c", RolloutKey: "k", Checkpoint: "sha256:c", Watch: []string{"/x"}}
