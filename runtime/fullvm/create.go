@@ -15,6 +15,7 @@ import (
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/internal/qcow2"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
@@ -187,6 +188,7 @@ func (b *build) reopen() lifecycle.Step {
 func makeOverlay(dir *os.File, size int64) error {
 	f, err := os.OpenFile(inside(dir, diskFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err == nil {
+		linux.WriteInPlace(f)
 		err = errors.Join(qcow2.Create(f, size), f.Close())
 	}
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/opendsec/dsec/internal/failpoint"
 	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/internal/qcow2"
 	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/runtime"
@@ -181,6 +182,7 @@ func copyDisk(ctx context.Context, from, to string) (err error) {
 			_ = os.Remove(tmp)
 		}
 	}()
+	linux.WriteInPlace(out)
 	if unix.IoctlFileClone(int(out.Fd()), int(in.Fd())) != nil {
 		if err := copySparse(ctx, out, in); err != nil {
 			return dsec.E(fault.Class(err, dsec.ClassOf(err)), op, object, err)

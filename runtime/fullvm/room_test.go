@@ -112,3 +112,17 @@ func TestNoRoomForState(t *testing.T) {
 	must(t, w.r.Destroy(b.ctx(), b.id))
 	w.wantNothing(t)
 }
+
+// TestDiskIsWrittenAgain: what a machine writes over, block by block, counts once.
+func TestDiskIsWrittenAgain(t *testing.T) {
+	w := newWorld(t)
+	b := w.create(t, request(smallLayer(t), modest, func(r *runtime.Request) { r.Spec.Limits.Disk = 15 << 20 }))
+	const again = `cd /root; dd if=/dev/urandom of=f bs=1M count=8 2>/dev/null; sync
+i=0; while [ $i -lt 8 ]; do j=$i; while [ $j -lt 2048 ]; do dd if=/dev/urandom of=f bs=4k count=1 seek=$j conv=notrunc 2>/dev/null; j=$((j+9)); done; sync; i=$((i+1)); done; echo whole`
+	if out := b.run(again); out != "whole\n" {
+		t.Errorf("%q", out)
+	}
+	s, err := b.r.Stats(b.ctx(), b.id)
+	must(t, err)
+	t.Logf("%d KiB of a disk of %d", s.Disk>>10, s.DiskLimit>>10)
+}

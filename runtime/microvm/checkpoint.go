@@ -14,6 +14,7 @@ import (
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
@@ -209,6 +210,6 @@ func (r *Runtime) fillMoment(ctx context.Context, name string, limit int64, memo
 	}
 	disk := os.NewFile(uintptr(fd), diskFile)
 	defer func() { _ = disk.Close() }()
-	inPlace(disk)
+	linux.WriteInPlace(disk)
 	return fill(ctx, layer.MomentFiles{Disk: disk, Memory: memory})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/fault"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 const (
@@ -58,20 +59,11 @@ func fillDisk(ctx context.Context, dir *os.File, limit int64) error {
 	}
 	f := os.NewFile(uintptr(fd), diskFile)
 	defer func() { _ = f.Close() }()
-	inPlace(f)
+	linux.WriteInPlace(f)
 	if err := f.Truncate(fileSystemSize(limit)); err != nil {
 		return err
 	}
 	return format(ctx, f, fileSystemSize(limit))
-}
-
-// inPlace has a file system that would write each block to a new place write it where it is:
-// a disk is written in pieces, again and again. Those that know no such thing do so anyway.
-func inPlace(f *os.File) {
-	const noCOW = 0x00800000
-	if flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS); err == nil {
-		_ = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags|noCOW))
-	}
 }
 
 // format makes an ext4 with these features, whatever the machine's own defaults are.

@@ -14,6 +14,7 @@ import (
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/internal/lifecycle"
+	"github.com/opendsec/dsec/internal/linux"
 	"github.com/opendsec/dsec/internal/within"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
 	"github.com/opendsec/dsec/runtime/tier"
@@ -176,7 +177,7 @@ func copyFile(ctx context.Context, src, dst *os.File) error {
 		return err
 	}
 	defer func() { _ = out.Close() }()
-	inPlace(out)
+	linux.WriteInPlace(out)
 	if err := unix.IoctlFileClone(int(out.Fd()), int(in.Fd())); err == nil {
 		return nil
 	}

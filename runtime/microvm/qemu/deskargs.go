@@ -42,9 +42,10 @@ func (l line) deskArgs() []string {
 	if sata {
 		disk = "ide-hd,id=disk0,drive=disk,bus=ide.0,bootindex=0,werror=stop"
 	}
+	// What a guest gives back is used again within the file, and not given back by it: see RATIONALE, the disk of a microVM.
 	a = append(a, "-add-fd", fmt.Sprintf("fd=%d,set=1", l.disk), "-add-fd", fmt.Sprintf("fd=%d,set=2", l.base),
 		"-blockdev", "driver=raw,node-name=base,read-only=on,file.driver=file,file.filename=/dev/fdset/2,file.locking=off",
-		"-blockdev", "driver=qcow2,node-name=disk,backing=base,discard=unmap,file.driver=file,file.filename=/dev/fdset/1,file.discard=unmap,file.locking=off",
+		"-blockdev", "driver=qcow2,node-name=disk,backing=base,discard=unmap,file.driver=file,file.filename=/dev/fdset/1,file.discard=ignore,file.locking=off",
 		"-device", disk)
 	switch s.Video {
 	case vmm.VideoStd:
