@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/linux"
 )
 
 // btrfsPool is one btrfs in a sparse file; an entry is a subvolume of its
@@ -201,6 +202,8 @@ func (p *btrfsPool) prepare(name string, limit int64, owner Owner) (*os.File, er
 		err = limitGroup(p.root, id, limit)
 	}
 	if err == nil {
+		// An extent counts whole until nothing of it is used, so what is rewritten in pieces would count twice.
+		linux.WriteInPlace(dir)
 		err = errors.Join(dir.Chmod(0o700), dir.Chown(owner.UID, owner.GID))
 	}
 	if err != nil {

@@ -2,6 +2,7 @@ package diskpool
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -127,6 +128,48 @@ func TestD13_WritesStopAtTheLimit(t *testing.T) {
 		}
 		if err := unix.Unlinkat(int(dir.Fd()), "big", 0); err != nil {
 			t.Error("delete in a full entry:", err)
+		}
+	})
+}
+
+// What is written over, block by block, counts once.
+func TestRewritingTakesNothing(t *testing.T) {
+	onEach(t, func(t *testing.T, o Options) {
+		p := testPool(t, o)
+		dir, err := p.Create(t.Context(), "d", 15<<20, Owner{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = dir.Close() }()
+		const blocks = 2048
+		f, err := os.OpenFile(filepath.Join(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), "f"), os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = f.Close() }()
+		block := make([]byte, 4096)
+		write := func(i int) {
+			rand.Read(block)
+			if _, err := f.WriteAt(block, int64(i)*4096); err != nil {
+				t.Fatalf("block %d: %v", i, err)
+			}
+		}
+		for i := range blocks {
+			write(i)
+		}
+		for first := range 8 { // the ninth of each nine keeps what was there in use
+			if err := f.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			for i := first; i < blocks; i += 9 {
+				write(i)
+			}
+		}
+		if err := f.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if u, err := p.Usage(t.Context(), "d"); err != nil || u.Used > 10<<20 {
+			t.Errorf("8 MiB take %+v, %v", u, err)
 		}
 	})
 }
