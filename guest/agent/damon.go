@@ -36,8 +36,17 @@ func (d *damon) at(name string) string {
 	return filepath.Join(d.sys, "kernel/mm/damon/admin/kdamonds", name)
 }
 
-// look decides whether there is one to try.
+// mark is there while it may be on: an agent that was killed leaves both.
+func (d *damon) mark() string { return filepath.Join(d.own, "damon") }
+
+// look decides whether there is one to try. One that an earlier agent left on is switched off.
 func (d *damon) look() {
+	if _, err := os.Stat(d.mark()); err == nil {
+		d.on = true
+		if err := d.stop(); err != nil {
+			d.log.Warn("switch off what an earlier agent had watch memory", "err", err)
+		}
+	}
 	b, err := os.ReadFile(d.at("nr_kdamonds"))
 	d.unfit = err != nil || strings.TrimSpace(string(b)) != "0"
 }
@@ -117,6 +126,9 @@ func (d *damon) start() error {
 	if err := d.prepare(); err != nil {
 		return err
 	}
+	if err := os.WriteFile(d.mark(), nil, 0o600); err != nil {
+		return err
+	}
 	d.on, d.counted = true, 0
 	return d.set("0/state", "on")
 }
@@ -127,7 +139,7 @@ func (d *damon) stop() error {
 		return nil
 	}
 	d.on = false
-	return d.set("0/state", "off", "nr_kdamonds", "0")
+	return errors.Join(d.set("0/state", "off", "nr_kdamonds", "0"), os.Remove(d.mark()))
 }
 
 // taken is how many bytes it has taken since the last time.

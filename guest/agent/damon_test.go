@@ -104,6 +104,28 @@ func TestNobodyWatchesWithoutTheAgent(t *testing.T) {
 	t.Error("it is still on")
 }
 
+// What an agent that was killed has left on, the next one knows as its own.
+func TestTheNextAgentTakesOver(t *testing.T) {
+	k, a, file := watched(t)
+	var age aging
+	for range 2 {
+		must(t, a.giveBackOnce(k, &age))
+	}
+	if file("0/state") != "on" {
+		t.Fatal("it is not on")
+	}
+	next := damon{kernelFiles: k, log: slog.New(slog.DiscardHandler)}
+	if next.look(); next.unfit || file("0/state") != "off" || file("nr_kdamonds") != "0" {
+		t.Errorf("%+v, state %s", next, file("0/state"))
+	}
+	must(t, next.start())
+	must(t, next.stop())
+	must(t, os.WriteFile(filepath.Join(k.sys, damonFiles, "nr_kdamonds"), []byte("1\n"), 0o644))
+	if next.look(); !next.unfit || file("nr_kdamonds") != "1\n" {
+		t.Errorf("somebody else's was switched off: %+v", next)
+	}
+}
+
 // One that takes next to nothing of what is old is put away after its trial, and memory.reclaim takes it.
 func TestAKernelThatWatchesInVain(t *testing.T) {
 	k, a, damon := watched(t)

@@ -33,9 +33,9 @@ const (
 )
 
 // kernelFiles are where the kernel says and takes it. A test has others.
-type kernelFiles struct{ proc, sys, groups string }
+type kernelFiles struct{ proc, sys, groups, own string }
 
-var machineFiles = kernelFiles{proc: "/proc", sys: "/sys", groups: "/sys/fs/cgroup"}
+var machineFiles = kernelFiles{proc: "/proc", sys: "/sys", groups: "/sys/fs/cgroup", own: ourDir}
 
 // reporting says whether the host takes what is free: it is the balloon's sixth feature.
 func (k kernelFiles) reporting() bool {

@@ -117,7 +117,7 @@ func fakeKernel(t *testing.T) kernelFiles {
 		must(t, os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o755))
 		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
-	return kernelFiles{proc: dir + "/proc", sys: dir + "/sys", groups: dir + "/groups"}
+	return kernelFiles{proc: dir + "/proc", sys: dir + "/sys", groups: dir + "/groups", own: dir}
 }
 
 func must(t *testing.T, err error) {
