@@ -51,8 +51,8 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
-	s := &tier.FileService{Sandbox: id, Gone: sb.Gone, Open: func() (*files.Redialing, error) { return r.serviceOf(sb, who) }}
-	_, err = s.Open()
+	s := &tier.FileService{Sandbox: id, Gone: sb.Gone, Open: func(context.Context) (*files.Redialing, error) { return r.serviceOf(sb, who) }}
+	_, err = s.Open(ctx)
 	return s, err
 }
 

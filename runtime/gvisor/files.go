@@ -55,9 +55,10 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 }
 
 func (r *Runtime) filesAs(sb *sandbox, who accounts.Identity) (files.FS, error) {
-	s := &tier.FileService{Sandbox: sb.ID, Gone: sb.Gone, Open: func() (*files.Redialing, error) { return r.serviceOf(sb, who) }}
-	_, err := s.Open()
-	return s, err
+	if _, err := r.serviceOf(sb, who); err != nil {
+		return nil, err
+	}
+	return &tier.FileService{Sandbox: sb.ID, Gone: sb.Gone, Open: func(context.Context) (*files.Redialing, error) { return r.serviceOf(sb, who) }}, nil
 }
 
 // asRoot is the service that this runtime asks for what it has to know.
