@@ -160,6 +160,9 @@ func lastLine(t *testing.T, w *world, id dsec.SandboxID) int {
 
 // What cannot go on says why, and leaves nothing.
 func TestCheckpointsThatCannotGoOn(t *testing.T) {
+	if !long {
+		t.Skip("it makes many of them, of emulated machines: DSEC_LONG is not set")
+	}
 	s := newShelf(t)
 	a := newWorld(t)
 	id := a.create(t)
@@ -231,6 +234,9 @@ func (s stranger) PlaceSnapshot(ctx context.Context, dir string, about []byte, s
 
 // A pool that fills while a checkpoint comes is no room, and nothing of it is left.
 func TestCheckpointFindsNoRoom(t *testing.T) {
+	if !long {
+		t.Skip("it fills a pool and waits for it to be cleaned: DSEC_LONG is not set")
+	}
 	s := newShelf(t)
 	a, b := newWorld(t), newWorld(t, tight)
 	large := func(r *runtime.Request) { r.Spec.Limits.Disk = 512 << 20 }
@@ -299,6 +305,9 @@ func TestCheckpointGivenUp(t *testing.T) {
 // What of a layer was mapped is brought whole on the other node before anything maps it there; what was a disk of the machine
 // stays one, also where the layer is whole.
 func TestCheckpointOnLayersThatAreElsewhere(t *testing.T) {
+	if !long {
+		t.Skip("it moves an emulated machine twice: DSEC_LONG is not set")
+	}
 	s := newShelf(t)
 	one, two := t.TempDir(), t.TempDir()
 	here, err := layertest.Build(one, bigFile)
