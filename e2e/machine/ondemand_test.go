@@ -104,11 +104,14 @@ func TestKilledWhileReading(t *testing.T) {
 	}
 }
 
-// needs skips a test of a mechanism that this kernel does not have.
+// needs skips a test of a mechanism that this kernel does not have, or that is left to the long run.
 func needs(t *testing.T, how string) {
 	t.Helper()
 	if how != "pre-content" {
 		return
+	}
+	if !long {
+		t.Skip("one of two ways is enough for whole machines: DSEC_LONG is not set")
 	}
 	if err := precontent.Supported("/var/tmp"); err != nil {
 		t.Skip(err)
