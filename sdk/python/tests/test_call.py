@@ -85,7 +85,7 @@ def test_map_takes_inputs_as_needed_and_ends_what_is_left(functions: Client, ser
             # Calls that were left end: another does not wait for them.
             slow = client.map(Call(server.image, ["sleep", "60"], wall=60), [""] * 8, concurrency=8)
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(slow.__anext__(), 1)
+                pytest.fail(f"a call that sleeps has ended: {await asyncio.wait_for(slow.__anext__(), 1)!r}")
             r = await asyncio.wait_for(client.call(Call(server.image, ["true"])), 20)
             assert r.ok
 
