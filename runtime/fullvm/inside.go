@@ -2,7 +2,6 @@ package fullvm
 
 import (
 	"context"
-	"errors"
 	"net"
 	"path"
 	"time"
@@ -84,7 +83,20 @@ func (r *Runtime) Exec(ctx context.Context, id dsec.SandboxID, s process.Spec) (
 		return nil, sb.translate(op, err)
 	}
 	r.watchCommand(sb, c, p)
-	return newExecution(r, sb, p), nil
+	return r.commandOf(sb, p), nil
+}
+
+// commandOf is one in a guest. The session that it was started by may end before it, and so may the agent that knew it.
+func (r *Runtime) commandOf(sb *sandbox, p process.Process) process.Process {
+	find := func(ctx context.Context) (process.Process, error) {
+		_, c, err := r.agent(ctx, "find command", sb.ID)
+		if err != nil {
+			return nil, err
+		}
+		return c.Process(ctx, p.Spec().ID)
+	}
+	explain := func(err error) error { return sb.translate("reach command in sandbox", err) }
+	return &tier.SessionCommand{Process: p, Box: &sb.Box, Find: find, Explain: explain, Forgets: true}
 }
 
 // Process finds a command that runs or waits for Release.
@@ -98,7 +110,7 @@ func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (
 	if err != nil {
 		return nil, sb.translate(op, err)
 	}
-	return newExecution(r, sb, p), nil
+	return r.commandOf(sb, p), nil
 }
 
 // service is the file service of a user in one session.
@@ -167,12 +179,4 @@ func (r *Runtime) Dial(ctx context.Context, id dsec.SandboxID, port uint16) (net
 	}
 	conn, err := c.Dial(ctx, port)
 	return conn, sb.translate(op, err)
-}
-
-// unlessGone is nil where there is nothing left to do.
-func unlessGone(err error) error {
-	if errors.Is(err, dsec.SandboxGone.Err()) {
-		return nil
-	}
-	return err
 }

@@ -2,9 +2,7 @@ package microvm
 
 import (
 	"context"
-	"errors"
 	"path"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -72,7 +70,7 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 		return nil, err
 	}
 	r.watchCommand(sb, p)
-	return &command{Process: p, r: r, sb: sb}, nil
+	return r.commandOf(sb, p), nil
 }
 
 // capsOf a profile but MKNOD, which in a container makes nothing that can be opened, and in
@@ -95,7 +93,7 @@ func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (
 	if err != nil {
 		return nil, r.explain(op, sb, err)
 	}
-	return &command{Process: p, r: r, sb: sb}, nil
+	return r.commandOf(sb, p), nil
 }
 
 func (r *Runtime) findCommand(ctx context.Context, sb *sandbox, exec string) (process.Process, error) {
@@ -124,171 +122,11 @@ func (r *Runtime) execs(ctx context.Context, sb *sandbox) []string {
 	return ids
 }
 
-// command is one in a guest. It outlives the session that it was started by: a guest that is
-// reached again, or that was suspended and goes on, has it still.
-type command struct {
-	process.Process // its Spec, and the first session's
-
-	r  *Runtime
-	sb *sandbox
-
-	mu  sync.Mutex
-	now process.Process // of the last session; nil: the first
-}
-
-func (c *command) translate(err error) error {
-	return c.r.explain("reach command in sandbox", c.sb, err)
-}
-
-// ask is do of what brings a suspended sandbox back.
-func (c *command) ask(ctx context.Context, fn func(process.Process) error) error {
-	if err := c.r.bringBack(ctx, c.sb); err != nil {
-		return err
-	}
-	return c.do(ctx, fn)
-}
-
-// do calls fn with the command of the present session, and again with that of the next one if
-// the session broke. A suspended sandbox is waited for.
-func (c *command) do(ctx context.Context, fn func(process.Process) error) error {
-	for again := 0; ; again++ {
-		c.mu.Lock()
-		p := c.now
-		c.mu.Unlock()
-		if p == nil {
-			p = c.Process
-		}
-		err := fn(p)
-		if dsec.ClassOf(err) != dsec.Unavailable || again == mostBroken || c.sb.GetPhase() != tier.Running {
-			return c.translate(err)
-		}
-		if werr := c.sb.awake(ctx); werr != nil {
-			return werr
-		}
-		next, ferr := c.r.findCommand(ctx, c.sb, c.Spec().ID)
-		if ferr != nil {
-			return c.translate(err)
-		}
-		c.mu.Lock()
-		c.now = next
-		c.mu.Unlock()
-	}
-}
-
-func (c *command) Follow(ctx context.Context, s process.Stream, offset int64) (process.Reader, error) {
-	r := &reader{c: c, stream: s, offset: offset}
-	if err := r.open(ctx); err != nil {
-		return nil, err
-	}
-	return r, nil
-}
-
-// reader goes on where it was when its session broke, and says when it is its sandbox that is gone.
-type reader struct {
-	c      *command
-	stream process.Stream
-	offset int64 // of the next byte
-
-	mu  sync.Mutex
-	now process.Reader
-}
-
-func (r *reader) open(ctx context.Context) error {
-	return r.c.do(ctx, func(p process.Process) error {
-		next, err := p.Follow(ctx, r.stream, r.offset)
-		if err == nil {
-			r.mu.Lock()
-			r.now = next
-			r.mu.Unlock()
-		}
-		return err
-	})
-}
-
-func (r *reader) Next(ctx context.Context) (process.Chunk, error) {
-	for again := 0; ; again++ {
-		r.mu.Lock()
-		now := r.now
-		r.mu.Unlock()
-		chunk, err := now.Next(ctx)
-		if err == nil {
-			r.offset = chunk.Offset + int64(len(chunk.Data))
-			return chunk, nil
-		}
-		if dsec.ClassOf(err) != dsec.Unavailable || again == mostBroken || r.c.sb.GetPhase() != tier.Running {
-			return chunk, r.c.translate(err)
-		}
-		_ = now.Close()
-		if oerr := r.open(ctx); oerr != nil {
-			return chunk, oerr
-		}
-	}
-}
-
-func (r *reader) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.now.Close()
-}
-
-func (c *command) Kept(ctx context.Context, s process.Stream) (head, tail []byte, tailOffset int64, err error) {
-	err = c.ask(ctx, func(p process.Process) (err error) {
-		head, tail, tailOffset, err = p.Kept(ctx, s)
-		return err
-	})
-	return head, tail, tailOffset, err
-}
-
-// Write is not made again when its session breaks: nobody knows how much of it was read.
-func (c *command) Write(ctx context.Context, b []byte) (int, error) {
-	if err := c.r.bringBack(ctx, c.sb); err != nil {
-		return 0, err
-	}
-	p, err := c.r.findCommand(ctx, c.sb, c.Spec().ID)
-	if err != nil {
-		return 0, c.translate(err)
-	}
-	n, err := p.Write(ctx, b)
-	return n, c.translate(err)
-}
-
-func (c *command) CloseStdin(ctx context.Context) error {
-	return c.ask(ctx, func(p process.Process) error { return p.CloseStdin(ctx) })
-}
-
-func (c *command) Resize(ctx context.Context, s process.Size) error {
-	return c.ask(ctx, func(p process.Process) error { return p.Resize(ctx, s) })
-}
-
-func (c *command) Signal(ctx context.Context, sig int) error {
-	return c.ask(ctx, func(p process.Process) error { return p.Signal(ctx, sig) })
-}
-
-// Kill of what is gone with its sandbox has nothing left to do.
-func (c *command) Kill(ctx context.Context) error {
-	return unlessGone(c.ask(ctx, func(p process.Process) error { return p.Kill(ctx) }))
-}
-
-// Release likewise.
-func (c *command) Release(ctx context.Context) error {
-	return unlessGone(c.ask(ctx, func(p process.Process) error { return p.Release(ctx) }))
-}
-
-func unlessGone(err error) error {
-	if errors.Is(err, dsec.SandboxGone.Err()) {
-		return nil
-	}
-	return err
-}
-
-// Wait reports the end of a command whose sandbox is being removed as the end of the sandbox.
-func (c *command) Wait(ctx context.Context) (res process.Result, err error) {
-	err = c.do(ctx, func(p process.Process) (err error) {
-		res, err = p.Wait(ctx)
-		return err
-	})
-	if p := c.sb.GetPhase(); err == nil && res.Status == process.Killed && (p == tier.Removing || p == tier.Absent) {
-		return res, dsec.Errorf(dsec.SandboxGone, "wait for command in sandbox", string(c.sb.ID), "the sandbox ended during the call")
-	}
-	return res, err
+// commandOf is one in a guest, which a guest that is reached again, or that was suspended and goes on, has still.
+func (r *Runtime) commandOf(sb *sandbox, p process.Process) process.Process {
+	return &tier.SessionCommand{Process: p, Box: &sb.Box,
+		Find:    func(ctx context.Context) (process.Process, error) { return r.findCommand(ctx, sb, p.Spec().ID) },
+		Explain: func(err error) error { return r.explain("reach command in sandbox", sb, err) },
+		Ready:   func(ctx context.Context) error { return r.bringBack(ctx, sb) },
+		Awake:   sb.awake}
 }

@@ -20,7 +20,7 @@ import (
 
 // A guest whose sessions break is greeted again so often before its sandbox is given up.
 const (
-	mostBroken  = 3
+	mostBroken  = tier.MostBroken
 	brokenPause = 200 * time.Millisecond
 	longSession = time.Minute // one that held so long is no sign of a guest that breaks each
 )

@@ -62,7 +62,7 @@ func (c *Command) Signal(ctx context.Context, sig int) error {
 
 // Kill of what is gone with its sandbox has nothing left to do.
 func (c *Command) Kill(ctx context.Context) error {
-	return c.unlessGone(c.Process.Kill(ctx))
+	return unlessGone(c.Explain(c.Process.Kill(ctx)))
 }
 
 // Wait reports the end of a command whose sandbox is being removed as the end of the sandbox.
@@ -76,12 +76,5 @@ func (c *Command) Wait(ctx context.Context) (process.Result, error) {
 
 // Release of what is gone with its sandbox has nothing left to do.
 func (c *Command) Release(ctx context.Context) error {
-	return c.unlessGone(c.Process.Release(ctx))
-}
-
-func (c *Command) unlessGone(err error) error {
-	if err = c.Explain(err); errors.Is(err, dsec.SandboxGone.Err()) {
-		return nil
-	}
-	return err
+	return unlessGone(c.Explain(c.Process.Release(ctx)))
 }
