@@ -75,6 +75,7 @@ type CallLimits struct {
 	Disk    int64         `json:"disk"`     // bytes in files; a quarter of Memory
 	Output  int64         `json:"output"`   // bytes of each of stdout and stderr; 1 MiB
 	Files   int64         `json:"files"`    // bytes of files that come back; 4 MiB
+	Fuel    int64         `json:"fuel"`     // of wasm: instructions; not counted
 }
 
 // Caps on a Call.
@@ -91,6 +92,7 @@ const (
 	MinCallMemory  = 16 << 20
 	MinWasmMemory  = 64 << 10 // a page
 	MaxWasmMemory  = 1 << 30
+	MaxCallFuel    = 1 << 50
 )
 
 // Fill sets every default.
@@ -238,12 +240,15 @@ func (l *CallLimits) validate(t CallType) error {
 		is          int64
 		least, most int64
 	}{{"limits.memory", l.Memory, least, most}, {"limits.pids", l.Pids, 1, MaxPids}, {"limits.disk", l.Disk, 4 << 10, MaxBytes},
-		{"limits.output", l.Output, 1, MaxCallOutput}, {"limits.files", l.Files, 1, MaxCallBack},
+		{"limits.fuel", l.Fuel, 1, MaxCallFuel}, {"limits.output", l.Output, 1, MaxCallOutput}, {"limits.files", l.Files, 1, MaxCallBack},
 		{"limits.wall", int64(l.Wall), int64(time.Millisecond), int64(MaxCallWall)}, {"limits.cpu_time", int64(l.CPUTime), int64(time.Millisecond), int64(MaxCallWall)},
 		{"limits.compile", int64(l.Compile), int64(time.Millisecond), int64(MaxCallWall)}} {
 		if f.is != 0 && (f.is < f.least || f.is > f.most) {
 			return badCall(f.field, "%d, want %d to %d", f.is, f.least, f.most)
 		}
+	}
+	if l.Fuel != 0 && t != CallWasm {
+		return badCall("limits.fuel", "a call of type %s has none: only instructions of a module are counted", t)
 	}
 	if !(l.CPU == 0 || l.CPU >= 0.01 && l.CPU <= MaxCPU) {
 		return badCall("limits.cpu", "%v, want 0.01 to %d cores", l.CPU, MaxCPU)
@@ -261,6 +266,7 @@ const (
 	VerdictTimeLimit    Verdict = "time_limit"    // of the clock or of CPU time
 	VerdictMemoryLimit  Verdict = "memory_limit"
 	VerdictOutputLimit  Verdict = "output_limit"
+	VerdictFuelLimit    Verdict = "fuel_limit" // of instructions
 	VerdictCompileError Verdict = "compile_error"
 	VerdictWrongAnswer  Verdict = "wrong_answer"
 )
@@ -292,7 +298,8 @@ type CallUsage struct {
 	CPU     time.Duration `json:"cpu"`  // of a module: not known
 	Wall    time.Duration `json:"wall"` // of the command; with a compile error, of the compiler
 	Compile time.Duration `json:"compile,omitempty"`
-	Memory  int64         `json:"memory"` // most bytes at one time
+	Memory  int64         `json:"memory"`         // most bytes at one time
+	Fuel    int64         `json:"fuel,omitempty"` // instructions, if they were limited
 }
 
 // Judge compares stdout with what was expected.

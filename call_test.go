@@ -45,6 +45,13 @@ func TestCallsThatCanNeverWork(t *testing.T) {
 	if err := wasm.Validate(); err != nil {
 		t.Error(err)
 	}
+	if wasm.Limits.Fuel = MaxCallFuel; wasm.Validate() != nil {
+		t.Error(wasm.Validate())
+	}
+	if wasm.Limits.Fuel++; wasm.Validate() == nil {
+		t.Error("more fuel than there may be is valid")
+	}
+	wasm.Limits.Fuel = 0
 	if wasm.Image = "i"; wasm.Validate() == nil {
 		t.Error("a module with an image is accepted")
 	}

@@ -35,6 +35,7 @@ async def verdicts(client: AsyncClient, base: str) -> list[str]:
         ("a fork bomb", Call(base, ["sh", "-c", "b() { b | b & }; b; while :; do :; done"], wall=1), "time_limit"),
         ("no compiler", Call(base, ["./a"], compile=["cc-of-nobody", "a.c"]), "compile_error"),
         ("a module", Call(wasm=module, expect="hello"), "ok"),
+        ("too little fuel", Call(wasm=module, fuel=5), "fuel_limit"),
     ]:
         r = await client.call(call)
         print(f"  {what:<18} {r.verdict:<14} {r.backend:<7} {r.wall * 1000:8.1f} ms  {r.memory / (1 << 20):7.1f} MiB  {r.detail}")

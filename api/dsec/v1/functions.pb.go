@@ -257,6 +257,7 @@ type CallLimits struct {
 	Disk          int64                  `protobuf:"varint,7,opt,name=disk,proto3" json:"disk,omitempty"`     // bytes
 	Output        int64                  `protobuf:"varint,8,opt,name=output,proto3" json:"output,omitempty"` // bytes of each stream
 	Files         int64                  `protobuf:"varint,9,opt,name=files,proto3" json:"files,omitempty"`   // bytes of files that come back
+	Fuel          int64                  `protobuf:"varint,10,opt,name=fuel,proto3" json:"fuel,omitempty"`    // instructions, of wasm
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -354,9 +355,16 @@ func (x *CallLimits) GetFiles() int64 {
 	return 0
 }
 
+func (x *CallLimits) GetFuel() int64 {
+	if x != nil {
+		return x.Fuel
+	}
+	return 0
+}
+
 type CallResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Verdict       string                 `protobuf:"bytes,1,opt,name=verdict,proto3" json:"verdict,omitempty"` // ok, runtime_error, time_limit, memory_limit, output_limit, compile_error, wrong_answer
+	Verdict       string                 `protobuf:"bytes,1,opt,name=verdict,proto3" json:"verdict,omitempty"` // ok, runtime_error, time_limit, memory_limit, output_limit, fuel_limit, compile_error, wrong_answer
 	Detail        string                 `protobuf:"bytes,2,opt,name=detail,proto3" json:"detail,omitempty"`
 	ExitCode      int32                  `protobuf:"varint,3,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
 	Signal        int32                  `protobuf:"varint,4,opt,name=signal,proto3" json:"signal,omitempty"`
@@ -375,6 +383,7 @@ type CallResponse struct {
 	Use           int64                  `protobuf:"varint,17,opt,name=use,proto3" json:"use,omitempty"`               // of the container
 	Queued        float64                `protobuf:"fixed64,18,opt,name=queued,proto3" json:"queued,omitempty"`        // seconds
 	Node          string                 `protobuf:"bytes,19,opt,name=node,proto3" json:"node,omitempty"`
+	Fuel          int64                  `protobuf:"varint,20,opt,name=fuel,proto3" json:"fuel,omitempty"` // instructions that a module executed, if they were limited
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -542,6 +551,13 @@ func (x *CallResponse) GetNode() string {
 	return ""
 }
 
+func (x *CallResponse) GetFuel() int64 {
+	if x != nil {
+		return x.Fuel
+	}
+	return 0
+}
+
 var File_dsec_v1_functions_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_functions_proto_rawDesc = "" +
@@ -572,7 +588,7 @@ const file_dsec_v1_functions_proto_rawDesc = "" +
 	"\bCallFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x12\n" +
-	"\x04data\x18\x03 \x01(\fR\x04data\"\xd5\x01\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"\xe9\x01\n" +
 	"\n" +
 	"CallLimits\x12\x10\n" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12\x19\n" +
@@ -583,7 +599,9 @@ const file_dsec_v1_functions_proto_rawDesc = "" +
 	"\x04pids\x18\x06 \x01(\x03R\x04pids\x12\x12\n" +
 	"\x04disk\x18\a \x01(\x03R\x04disk\x12\x16\n" +
 	"\x06output\x18\b \x01(\x03R\x06output\x12\x14\n" +
-	"\x05files\x18\t \x01(\x03R\x05files\"\xf5\x03\n" +
+	"\x05files\x18\t \x01(\x03R\x05files\x12\x12\n" +
+	"\x04fuel\x18\n" +
+	" \x01(\x03R\x04fuel\"\x89\x04\n" +
 	"\fCallResponse\x12\x18\n" +
 	"\averdict\x18\x01 \x01(\tR\averdict\x12\x16\n" +
 	"\x06detail\x18\x02 \x01(\tR\x06detail\x12\x1b\n" +
@@ -606,7 +624,8 @@ const file_dsec_v1_functions_proto_rawDesc = "" +
 	"generation\x12\x10\n" +
 	"\x03use\x18\x11 \x01(\x03R\x03use\x12\x16\n" +
 	"\x06queued\x18\x12 \x01(\x01R\x06queued\x12\x12\n" +
-	"\x04node\x18\x13 \x01(\tR\x04node2@\n" +
+	"\x04node\x18\x13 \x01(\tR\x04node\x12\x12\n" +
+	"\x04fuel\x18\x14 \x01(\x03R\x04fuel2@\n" +
 	"\tFunctions\x123\n" +
 	"\x04Call\x12\x14.dsec.v1.CallRequest\x1a\x15.dsec.v1.CallResponseB-Z+github.com/opendsec/dsec/api/dsec/v1;dsecv1b\x06proto3"
 

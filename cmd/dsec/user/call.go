@@ -48,6 +48,7 @@ func (f *callFlags) register(c *cobra.Command) {
 	p.DurationVar(&l.Compile, "compile-time", 0, "most that compiling may take (default 30s)")
 	p.Int64Var(&l.Pids, "pids", 0, "processes and threads (default 64)")
 	p.Int64Var(&l.Output, "output-bytes", 0, "bytes of each of stdout and stderr (default 1 MiB)")
+	p.Int64Var(&l.Fuel, "fuel", 0, "most instructions of a module (default: not counted)")
 	f.memory.least = dsec.MinWasmMemory
 	p.Var(&f.memory, "memory", "memory, files that it writes included (default 256MiB)")
 	p.Var(&f.disk, "disk", "bytes in files (default a quarter of the memory)")
@@ -143,7 +144,7 @@ prints everything; files come back all the same.`,
 		Example: `  dsec call --image debian:12 -- sh -c 'echo $((6 * 7))'
   dsec call --image python:3.12 --code 'print(sum(range(10)))'
   dsec call --image gcc:14 --file main.c --compile 'gcc -O2 -o main main.c' --stdin 1.in --expect 1.out --cpu-time 1s -- ./main
-  dsec call --wasm tool.wasm --stdin data.json -- --pretty`,
+  dsec call --wasm tool.wasm --stdin data.json --fuel 1000000000 -- --pretty`,
 		Args: cobra.ArbitraryArgs,
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveDefault // programs of an image, arguments of a module
@@ -206,7 +207,11 @@ func printCall(c *cobra.Command, w io.Writer, r dsec.CallResult) error {
 	stderr := c.ErrOrStderr()
 	_, err := stderr.Write(r.Stderr)
 	if r.Verdict != dsec.VerdictOK {
-		_, err = fmt.Fprintf(stderr, "dsec: %s: %s (cpu %s, wall %s, memory %s)\n", r.Verdict, safe(r.Detail), r.Usage.CPU.Round(time.Millisecond), r.Usage.Wall.Round(time.Millisecond), size(r.Usage.Memory))
+		used := fmt.Sprintf("cpu %s, wall %s, memory %s", r.Usage.CPU.Round(time.Millisecond), r.Usage.Wall.Round(time.Millisecond), size(r.Usage.Memory))
+		if r.Usage.Fuel > 0 {
+			used += fmt.Sprintf(", fuel %d", r.Usage.Fuel)
+		}
+		_, err = fmt.Fprintf(stderr, "dsec: %s: %s (%s)\n", r.Verdict, safe(r.Detail), used)
 	}
 	if r.LeftOut {
 		_, err = fmt.Fprintln(stderr, "dsec: not all files came back: they are more than limits.files")

@@ -107,7 +107,7 @@ func (h *Host) Call(ctx context.Context, c dsec.Call) (dsec.CallResult, error) {
 		return dsec.CallResult{}, dsec.E(dsec.ClassOf(err), "wait for memory of modules", "", context.Cause(ctx))
 	}
 	defer h.memory.Release(need)
-	r := &request{digest: sha256.Sum256(c.Code), memory: uint64(c.Limits.Memory) &^ 0xffff, wall: min(c.Limits.Wall, c.Limits.CPUTime), output: uint64(c.Limits.Output),
+	r := &request{digest: sha256.Sum256(c.Code), memory: uint64(c.Limits.Memory) &^ 0xffff, fuel: uint64(c.Limits.Fuel), wall: min(c.Limits.Wall, c.Limits.CPUTime), output: uint64(c.Limits.Output),
 		args: c.Command, stdin: c.Stdin}
 	for k, v := range c.Env {
 		r.env = append(r.env, k+"="+v)
@@ -151,7 +151,7 @@ func (h *Host) once(ctx context.Context, r *request, module []byte) (*answer, er
 
 func result(c *dsec.Call, a *answer) (dsec.CallResult, error) {
 	res := dsec.CallResult{Verdict: dsec.VerdictRuntimeError, Detail: a.detail, ExitCode: int(a.code & 0xff), Stdout: a.stdout, Stderr: a.stderr, Truncated: a.truncated,
-		Backend: "wazero", Usage: dsec.CallUsage{Wall: a.wall, Memory: int64(a.memory)}}
+		Backend: "wazero", Usage: dsec.CallUsage{Wall: a.wall, Memory: int64(a.memory), Fuel: int64(a.fuel)}}
 	switch a.end {
 	case endExit:
 		switch {
@@ -173,6 +173,8 @@ func result(c *dsec.Call, a *answer) (dsec.CallResult, error) {
 		res.Verdict, res.ExitCode, res.Detail = dsec.VerdictOutputLimit, 137, "it wrote more than limits.output"
 	case endMemory:
 		res.Verdict, res.ExitCode, res.Detail = dsec.VerdictMemoryLimit, 137, "it failed after more than limits.memory was refused to it"
+	case endFuel:
+		res.Verdict, res.ExitCode, res.Detail = dsec.VerdictFuelLimit, 137, "it executed more than limits.fuel instructions"
 	case endModule:
 		res.Verdict, res.ExitCode = dsec.VerdictCompileError, 1
 	default:

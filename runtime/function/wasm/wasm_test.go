@@ -98,6 +98,46 @@ func TestModules(t *testing.T) {
 	}
 }
 
+// TestFuel: what is executed is counted to the instruction, before it is executed.
+func TestFuel(t *testing.T) {
+	h := newHost(t)
+	at := konst(0)
+	const each = 11 // instructions of a round
+	thousand := assemble(1, nil, nil, loop(at, load(0), konst(1), []byte{0x6a}, []byte{0x36, 2, 0}, load(0), konst(1000), []byte{0x49}, []byte{0x0d, 0}))
+	fill := assemble(1, nil, nil, konst(0), konst(0), konst(65536), []byte{0xfc, 11, 0})
+	endless := assembled(1, nil, nil, []byte{8, 1, 0}, [][]byte{loop(again)}) // in its start function
+	for _, tt := range []struct {
+		name       string
+		module     []byte
+		fuel, used int64
+		want       dsec.Verdict
+		stdout     string
+	}{
+		{"enough", hello("hi"), 6, 6, dsec.VerdictOK, "hi"},
+		{"not enough", hello("hi"), 5, 6, dsec.VerdictFuelLimit, ""},
+		{"not counted", hello("hi"), 0, 0, dsec.VerdictOK, "hi"},
+		{"loop", thousand, 1000 * each, 1000 * each, dsec.VerdictOK, ""},
+		{"a round less", thousand, 1000*each - 1, 1000 * each, dsec.VerdictFuelLimit, ""},
+		{"half", thousand, 500 * each, 501 * each, dsec.VerdictFuelLimit, ""},
+		{"endless", assemble(1, nil, nil, loop(again)), 1e7, 1e7 + 1, dsec.VerdictFuelLimit, ""},
+		{"endless before it starts", endless, 1e7, 1e7 + 1, dsec.VerdictFuelLimit, ""},
+		{"many bytes", fill, 4 + 65536/16, 4 + 65536/16, dsec.VerdictOK, ""},
+		{"too many bytes", fill, 3 + 65536/16, 4 + 65536/16, dsec.VerdictFuelLimit, ""},
+		{"a trap of its own", assemble(1, nil, nil, unreachable), 10, 1, dsec.VerdictRuntimeError, ""},
+		{"an exit of its own", assemble(1, nil, []imported{procExit}, konst(0), call(0)), 10, 2, dsec.VerdictOK, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r, err := try(h, dsec.Call{Code: tt.module, Limits: dsec.CallLimits{Fuel: tt.fuel}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Verdict != tt.want || r.Usage.Fuel != tt.used || string(r.Stdout) != tt.stdout {
+				t.Errorf("%s (%s), %d used, stdout %q, want %s, %d, %q", r.Verdict, r.Detail, r.Usage.Fuel, r.Stdout, tt.want, tt.used, tt.stdout)
+			}
+		})
+	}
+}
+
 // TestAnInstanceKeepsNothing: a module that finds what it wrote before traps.
 func TestAnInstanceKeepsNothing(t *testing.T) {
 	h := newHost(t)
@@ -188,7 +228,7 @@ func TestCancelEndsAModule(t *testing.T) {
 }
 
 func FuzzDecodeRequest(f *testing.F) {
-	r := &request{id: 1, module: []byte("m"), args: []string{"a"}, env: []string{"K=V"}, files: []file{{"p", 0o644, []byte("d")}}, stdin: []byte("s")}
+	r := &request{id: 1, fuel: 7, module: []byte("m"), args: []string{"a"}, env: []string{"K=V"}, files: []file{{"p", 0o644, []byte("d")}}, stdin: []byte("s")}
 	f.Add(r.encode()[13:])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if q, err := decodeRequest(1, b); err == nil && !bytes.Equal(q.encode()[13:], b) && q.wall < 1<<62-1 {
@@ -201,7 +241,7 @@ func FuzzDecodeRequest(f *testing.F) {
 }
 
 func FuzzDecodeAnswer(f *testing.F) {
-	a := &answer{id: 3, says: saysResult, end: endTrap, detail: "d", stdout: []byte("o"), stderr: []byte("e"), truncated: true, wall: 1, memory: 2}
+	a := &answer{id: 3, says: saysResult, end: endTrap, detail: "d", stdout: []byte("o"), stderr: []byte("e"), truncated: true, wall: 1, memory: 2, fuel: 3}
 	f.Add(a.encode()[4:])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if q, err := decodeAnswer(b); err == nil && q.says == saysResult {

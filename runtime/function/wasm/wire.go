@@ -21,14 +21,14 @@ const (
 
 // How a call ended in the worker.
 const (
-	endExit    = 0 // by itself, Code says how
-	endTrap    = 1
-	endTime    = 2
-	endOutput  = 3
-	endMemory  = 4
-	endModule  = 5 // it is no module, or asks for what there is not
-	endCancel  = 6
-	endRefused = 7 // the worker will not: its own limits
+	endExit   = 0 // by itself, Code says how
+	endTrap   = 1
+	endTime   = 2
+	endOutput = 3
+	endMemory = 4
+	endModule = 5 // it is no module, or asks for what there is not
+	endCancel = 6
+	endFuel   = 7
 )
 
 // request is a call on its way to the worker.
@@ -37,6 +37,7 @@ type request struct {
 	digest [32]byte // of the module
 	module []byte   // none: the worker may have it
 	memory uint64
+	fuel   uint64 // 0: instructions are not counted
 	wall   time.Duration
 	output uint64
 	args   []string
@@ -62,6 +63,7 @@ type answer struct {
 	truncated      bool
 	wall           time.Duration
 	memory         uint64
+	fuel           uint64 // used
 }
 
 var errFrame = errors.New("not a frame of the module protocol")
@@ -95,6 +97,7 @@ func (r *request) encode() []byte {
 	w.bytes(r.digest[:])
 	w.bytes(r.module)
 	w.u64(r.memory)
+	w.u64(r.fuel)
 	w.u64(uint64(r.wall))
 	w.u64(r.output)
 	w.texts(r.args)
@@ -126,6 +129,7 @@ func (a *answer) encode() []byte {
 	w.u64(truncated)
 	w.u64(uint64(a.wall))
 	w.u64(a.memory)
+	w.u64(a.fuel)
 	return w.done()
 }
 
@@ -198,7 +202,7 @@ func decodeRequest(id uint64, b []byte) (*request, error) {
 		return nil, errFrame
 	}
 	r.module = p.bytes()
-	r.memory, r.wall, r.output = p.u64(), time.Duration(min(p.u64(), 1<<62)), p.u64()
+	r.memory, r.fuel, r.wall, r.output = p.u64(), p.u64(), time.Duration(min(p.u64(), 1<<62)), p.u64()
 	r.args, r.env = p.texts(), p.texts()
 	for range p.count(24) {
 		f := file{path: p.text(), mode: uint32(p.u64())}
@@ -221,7 +225,7 @@ func decodeAnswer(b []byte) (*answer, error) {
 	p := &parser{b: rest}
 	a.end, a.code, a.detail = byte(p.u64()), uint32(p.u64()), p.text()
 	a.stdout, a.stderr = p.bytes(), p.bytes()
-	a.truncated, a.wall, a.memory = p.u64() != 0, time.Duration(min(p.u64(), 1<<62)), p.u64()
+	a.truncated, a.wall, a.memory, a.fuel = p.u64() != 0, time.Duration(min(p.u64(), 1<<62)), p.u64(), p.u64()
 	return a, p.end()
 }
 

@@ -27,6 +27,8 @@ import (
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
 	"github.com/tetratelabs/wazero/sys"
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/runtime/function/wasm/meter"
 )
 
 // The descriptors of a worker: its socket, then control group files.
@@ -138,10 +140,16 @@ type worker struct {
 	writing sync.Mutex
 
 	mu      sync.Mutex
-	modules map[[32]byte]*module
-	order   [][32]byte // used last is last
+	modules map[which]*module
+	order   []which // used last is last
 	bytes   int
 	cancels map[uint64]context.CancelCauseFunc
+}
+
+// which names a compiled module.
+type which struct {
+	digest  [32]byte // of what came
+	metered bool     // it counts what it executes
 }
 
 // module is one that is compiled, or is being.
@@ -159,7 +167,7 @@ var errCancelled = errors.New("the caller went away")
 func serve(conn net.Conn) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(errCancelled)
-	w := &worker{conn: conn, turns: make(chan struct{}, goruntime.GOMAXPROCS(0)), modules: map[[32]byte]*module{}, cancels: map[uint64]context.CancelCauseFunc{},
+	w := &worker{conn: conn, turns: make(chan struct{}, goruntime.GOMAXPROCS(0)), modules: map[which]*module{}, cancels: map[uint64]context.CancelCauseFunc{},
 		rt: wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfig().WithCloseOnContextDone(true).WithMemoryLimitPages(maxPages).WithDebugInfoEnabled(false))}
 	if _, err := wasi_snapshot_preview1.Instantiate(ctx, w.rt); err != nil {
 		return err
@@ -246,12 +254,13 @@ func (w *worker) call(ctx context.Context, cancel context.CancelCauseFunc, r *re
 // module finds the compiled module of a call, or compiles what came with it; nil: it
 // has to come.
 func (w *worker) module(ctx context.Context, r *request) *module {
+	k := which{r.digest, r.fuel > 0}
 	w.mu.Lock()
-	m := w.modules[r.digest]
+	m := w.modules[k]
 	if m != nil {
 		m.users++
-		i := slices.Index(w.order, r.digest)
-		w.order = append(slices.Delete(w.order, i, i+1), r.digest)
+		i := slices.Index(w.order, k)
+		w.order = append(slices.Delete(w.order, i, i+1), k)
 		w.mu.Unlock()
 		return m
 	}
@@ -260,15 +269,15 @@ func (w *worker) module(ctx context.Context, r *request) *module {
 		return nil
 	}
 	m = &module{ready: make(chan struct{}), size: len(r.module), users: 1}
-	w.modules[r.digest] = m
-	w.order = append(w.order, r.digest)
+	w.modules[k] = m
+	w.order = append(w.order, k)
 	w.bytes += m.size
 	w.trimLocked()
 	w.mu.Unlock()
-	m.m, m.err = w.compile(context.WithoutCancel(ctx), r.module)
+	m.m, m.err = w.compile(context.WithoutCancel(ctx), r.module, k.metered)
 	if m.err != nil {
 		w.mu.Lock()
-		w.dropLocked(r.digest)
+		w.dropLocked(k)
 		w.mu.Unlock()
 	}
 	close(m.ready)
@@ -277,12 +286,17 @@ func (w *worker) module(ctx context.Context, r *request) *module {
 
 // compile makes machine code of a module. A defect of the compiler is the module's
 // end and not ours.
-func (w *worker) compile(ctx context.Context, b []byte) (m wazero.CompiledModule, err error) {
+func (w *worker) compile(ctx context.Context, b []byte, metered bool) (m wazero.CompiledModule, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("compile: %v", p)
 		}
 	}()
+	if metered {
+		if b, err = meter.Inject(ctx, b); err != nil {
+			return nil, err
+		}
+	}
 	if m, err = w.rt.CompileModule(ctx, b); err != nil {
 		return nil, err
 	}
@@ -304,13 +318,13 @@ func (w *worker) trimLocked() {
 	}
 }
 
-func (w *worker) dropLocked(d [32]byte) {
-	m := w.modules[d]
+func (w *worker) dropLocked(k which) {
+	m := w.modules[k]
 	if m == nil {
 		return
 	}
-	delete(w.modules, d)
-	w.order = slices.DeleteFunc(w.order, func(o [32]byte) bool { return o == d })
+	delete(w.modules, k)
+	w.order = slices.DeleteFunc(w.order, func(o which) bool { return o == k })
 	w.bytes -= m.size
 	m.gone = true
 	if m.users == 0 && m.m != nil {
@@ -343,32 +357,46 @@ func (w *worker) run(ctx context.Context, cancel context.CancelCauseFunc, r *req
 	ctx, stop := context.WithTimeout(experimental.WithMemoryAllocator(ctx, experimental.MemoryAllocatorFunc(mem.allocate)), r.wall)
 	defer stop()
 	begun := time.Now()
-	err := w.start(ctx, c, cfg)
-	a := &answer{says: saysResult, wall: time.Since(begun), memory: mem.most, stdout: out.Bytes(), stderr: errs.Bytes(), truncated: out.over || errs.over}
-	a.judge(ctx, err, mem.refused)
+	fuel, err := w.start(ctx, c, cfg, r.fuel)
+	a := &answer{says: saysResult, wall: time.Since(begun), memory: mem.most, fuel: fuel, stdout: out.Bytes(), stderr: errs.Bytes(), truncated: out.over || errs.over}
+	a.judge(ctx, err, mem.refused, r.fuel)
 	return a
 }
 
-func (w *worker) start(ctx context.Context, c wazero.CompiledModule, cfg wazero.ModuleConfig) (err error) {
+// start runs an instance to its end, and returns the fuel that it used if it was given some.
+func (w *worker) start(ctx context.Context, c wazero.CompiledModule, cfg wazero.ModuleConfig, fuel uint64) (used uint64, err error) {
 	var m api.Module
+	var left api.MutableGlobal
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("trap: %v", p)
+		}
+		if left != nil {
+			used = fuel - left.Get() // more than fuel when what is left is below 0
 		}
 		if m != nil {
 			err = errors.Join(err, m.Close(context.WithoutCancel(ctx)))
 		}
 	}()
 	if m, err = w.rt.InstantiateModule(ctx, c, cfg); err != nil {
-		return err
+		return 0, err
+	}
+	if fuel > 0 {
+		left = m.ExportedGlobal(meter.Fuel).(api.MutableGlobal) // the meter made it
+		left.Set(fuel)
+		if f := m.ExportedFunction(meter.Start); f != nil {
+			if _, err = f.Call(ctx); err != nil {
+				return 0, err
+			}
+		}
 	}
 	_, err = m.ExportedFunction("_start").Call(ctx)
-	return err
+	return 0, err
 }
 
 // judge says how it ended. A call that failed after memory was refused to it is taken
 // to have failed of that.
-func (a *answer) judge(ctx context.Context, err error, refused bool) {
+func (a *answer) judge(ctx context.Context, err error, refused bool, fuel uint64) {
 	exit, exited := errors.AsType[*sys.ExitError](err)
 	cause := context.Cause(ctx)
 	switch {
@@ -378,6 +406,8 @@ func (a *answer) judge(ctx context.Context, err error, refused bool) {
 		a.end = endTime
 	case cause != nil:
 		a.end = endCancel
+	case a.fuel > fuel:
+		a.end = endFuel
 	case err == nil || exited && exit.ExitCode() == 0:
 	case refused:
 		a.end = endMemory

@@ -37,10 +37,12 @@ def test_verdicts(functions: Client, server: Server) -> None:
     assert functions.call(sh, command=["yes"], output="64KiB").verdict == "output_limit"
     assert functions.call(sh, command=["echo", "1"], expect="2").verdict == "wrong_answer"
     assert functions.call(sh, compile=["false"]).verdict == "compile_error"
-    module = ROOT / "bench" / "hello.wasm"
-    if module.exists():
-        r = functions.call(Call(wasm=module.read_bytes(), expect="hello"))
-        assert (r.verdict, r.backend, r.text, r.container) == ("ok", "wazero", "hello\n", "")
+    module = Call(wasm=(ROOT / "bench" / "hello.wasm").read_bytes(), expect="hello")
+    r = functions.call(module)
+    assert (r.verdict, r.backend, r.text, r.container, r.fuel) == ("ok", "wazero", "hello\n", "", 0)
+    assert [(r.verdict, r.fuel) for r in (functions.call(module, fuel=6), functions.call(module, fuel=5))] == [("ok", 6), ("fuel_limit", 6)]
+    with pytest.raises(Invalid):
+        functions.call(sh, fuel=1000)
 
 
 def test_errors(functions: Client, server: Server) -> None:

@@ -24,7 +24,8 @@ class Call:
     relative path) and from which the files that match ``outputs`` come back. ``preload`` are modules
     that the interpreter imports before calls come. ``expect`` is what stdout has to be; ``compare`` says how: "lines" (default:
     white space at the end of lines does not count), "exact", "tokens". ``network`` is "none"
-    or "loopback". Times are seconds; 0 is the default of a field.
+    or "loopback". ``fuel`` is how many instructions a module may execute (0: they are not counted).
+    Times are seconds; 0 is the default of a field.
     """
 
     image: str = ""
@@ -50,6 +51,7 @@ class Call:
     disk: Size = 0
     output: Size = 0
     files_size: Size = 0
+    fuel: int = 0
     call_id: str = ""
 
     def with_(self, **fields: Any) -> Call:
@@ -73,7 +75,8 @@ class Call:
             "env": dict(self.env), "files": files, "outputs": list(self.outputs), "stdin": w.b64(_bytes(self.stdin)), "compare": self.compare,
             "network": self.network, "limits": w.drop_empty({
                 "cpu": self.cpu, "cpu_time": self.cpu_time, "wall": self.wall, "compile": self.compile_time, "memory": _size(self.memory),
-                "pids": str(self.pids) if self.pids else "", "disk": _size(self.disk), "output": _size(self.output), "files": _size(self.files_size)})})
+                "pids": str(self.pids) if self.pids else "", "disk": _size(self.disk), "output": _size(self.output), "files": _size(self.files_size),
+                "fuel": str(self.fuel) if self.fuel else ""})})
         if self.expect is not None:
             m["expect"] = w.b64(_bytes(self.expect))
         return m
@@ -92,8 +95,9 @@ class CallResult:
     """What a call came to.
 
     ``verdict`` is one of "ok", "runtime_error", "time_limit", "memory_limit", "output_limit",
-    "compile_error" and "wrong_answer"; ``detail`` says why. What is the platform's fault is an
-    exception and no verdict. ``cpu``, ``wall`` and ``compile`` are seconds, ``memory`` the most bytes.
+    "fuel_limit", "compile_error" and "wrong_answer"; ``detail`` says why. What is the platform's fault is an
+    exception and no verdict. ``cpu``, ``wall`` and ``compile`` are seconds, ``memory`` the most bytes,
+    ``fuel`` the instructions that a module executed (0: not counted).
     ``container`` is where it ran, the ``generation``-th of its pool and ``use``-th call in it; a module has none. ``index`` is of its input in ``map``.
     """
 
@@ -110,6 +114,7 @@ class CallResult:
     wall: float
     compile: float
     memory: int
+    fuel: int
     backend: str
     container: str
     generation: int
@@ -130,6 +135,6 @@ class CallResult:
     def from_wire(cls, m: Json, index: int = 0) -> CallResult:
         return cls(w.string(m, "verdict"), w.string(m, "detail"), w.integer(m, "exit_code"), w.integer(m, "signal"), w.data(m, "stdout"),
                    w.data(m, "stderr"), w.boolean(m, "truncated"), {w.string(f, "path"): w.data(f, "data") for f in w.messages(m, "files")},
-                   w.boolean(m, "left_out"), w.number(m, "cpu"), w.number(m, "wall"), w.number(m, "compile"), w.integer(m, "memory"),
+                   w.boolean(m, "left_out"), w.number(m, "cpu"), w.number(m, "wall"), w.number(m, "compile"), w.integer(m, "memory"), w.integer(m, "fuel"),
                    w.string(m, "backend"), w.string(m, "container"), w.integer(m, "generation"), w.integer(m, "use"), w.number(m, "queued"),
                    w.string(m, "node"), index)

@@ -1,0 +1,232 @@
+// Package meter makes a WebAssembly module count what it executes, and end when that is
+// more than it was given: fuel, for an engine that has none.
+//
+// Every instruction costs 1, but for block, loop, else, end and nop, which cost nothing;
+// those that move many bytes or entries of a table (memory.copy, memory.fill,
+// memory.init, table.copy, table.fill, table.init, table.grow) cost 1 more for each
+// whole 16 of them. Code without a jump in it is paid for as a whole when it is entered.
+// Whether anything is left is looked at where a function or a round of a loop begins,
+// and before many bytes are moved: what a module uses can be over its fuel by the code
+// of one function, and what it used is exact. The same module with the same input always
+// uses the same.
+//
+// What a module does is otherwise as before, but that its start function has to be called.
+package meter
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/tetratelabs/wazero"
+)
+
+// What a metered module exports beside its own.
+const (
+	Fuel  = "dsec.fuel"  // a global of i64: set it before anything runs; below 0: it was not enough
+	Start = "dsec.start" // the start function, if the module had one
+)
+
+// The numbers of the sections that are looked at.
+const (
+	idType     = 1
+	idImport   = 2
+	idFunction = 3
+	idGlobal   = 6
+	idExport   = 7
+	idStart    = 8
+	idCode     = 10
+)
+
+// Sections come in this order; that of the count of data is older than its number.
+var order = []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 10, 11}
+
+const header = "\x00asm\x01\x00\x00\x00"
+
+var errShort = errors.New("it ends too early")
+
+type section struct {
+	id   byte
+	body []byte
+}
+
+// module is one whose counter is being put in.
+type module struct {
+	sections []section
+	types    uint64 // how many it has
+	funcs    uint64 // with those that it imports
+	globals  uint64
+}
+
+// Inject returns the module b with a counter. It is an error if b is not valid, exports
+// what a metered module does, or has instructions beyond version 2 of the specification.
+func Inject(ctx context.Context, b []byte) ([]byte, error) {
+	if err := validate(ctx, b); err != nil {
+		return nil, err
+	}
+	m, err := split(b)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.count(); err != nil {
+		return nil, err
+	}
+	entry, err := m.exports()
+	if err != nil {
+		return nil, err
+	}
+	if err := m.bodies(); err != nil {
+		return nil, err
+	}
+	m.add(idType, []byte{0x60, 1, typeI32, 1, typeI32})
+	m.add(idFunction, unsigned(nil, m.types))
+	m.add(idGlobal, []byte{typeI64, 1, opI64Const, 0, opEnd})
+	m.add(idExport, entry...)
+	m.add(idCode, m.mover())
+	out := []byte(header)
+	for _, s := range m.sections {
+		out = unsigned(append(out, s.id), uint64(len(s.body)))
+		out = append(out, s.body...)
+	}
+	return out, nil
+}
+
+// validate is there because what is put in could make a module valid that was not: one
+// that writes to the global after its last, which would be the counter.
+func validate(ctx context.Context, b []byte) error {
+	rt := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter()) // makes no machine code
+	_, err := rt.CompileModule(ctx, b)
+	return errors.Join(err, rt.Close(ctx))
+}
+
+func split(b []byte) (*module, error) {
+	if !bytes.HasPrefix(b, []byte(header)) {
+		return nil, errors.New("it does not begin like a module of version 1")
+	}
+	m, r := &module{}, &reader{b: b, at: len(header)}
+	last := -1
+	for r.at < len(b) {
+		s := section{id: r.byte()}
+		s.body = r.take(r.u32())
+		if r.err != nil {
+			return nil, fmt.Errorf("section %d: %w", s.id, r.err)
+		}
+		if s.id != 0 {
+			i := slices.Index(order, s.id)
+			if i <= last {
+				return nil, fmt.Errorf("section %d: it is not known, or not there", s.id)
+			}
+			last = i
+		}
+		m.sections = append(m.sections, s)
+	}
+	return m, nil
+}
+
+// find is a section's place, or where it would be.
+func (m *module) find(id byte) (int, bool) {
+	for i, s := range m.sections {
+		if s.id == id {
+			return i, true
+		}
+		if s.id != 0 && slices.Index(order, s.id) > slices.Index(order, id) {
+			return i, false
+		}
+	}
+	return len(m.sections), false
+}
+
+// items opens a section that is a vector; none is an empty one.
+func (m *module) items(id byte) (n uint64, r *reader) {
+	i, ok := m.find(id)
+	if !ok {
+		return 0, &reader{}
+	}
+	r = &reader{b: m.sections[i].body}
+	return r.u32(), r
+}
+
+// add appends to a section that is a vector.
+func (m *module) add(id byte, entries ...[]byte) {
+	i, ok := m.find(id)
+	if !ok {
+		m.sections = slices.Insert(m.sections, i, section{id, []byte{0}})
+	}
+	n, r := m.items(id)
+	body := unsigned(nil, n+uint64(len(entries)))
+	body = append(body, r.rest()...)
+	m.sections[i].body = append(body, bytes.Join(entries, nil)...)
+}
+
+// count sets how much there is of what is numbered.
+func (m *module) count() error {
+	for _, id := range []byte{idType, idFunction, idGlobal, idExport, idCode} {
+		n, r := m.items(id)
+		switch id {
+		case idType:
+			m.types = n
+		case idFunction:
+			m.funcs = n
+		case idGlobal:
+			m.globals = n
+		}
+		if r.err != nil {
+			return fmt.Errorf("section %d: %w", id, r.err)
+		}
+	}
+	n, r := m.items(idImport)
+	if r.err != nil {
+		return fmt.Errorf("imports: %w", r.err)
+	}
+	for range n {
+		r.take(r.u32())
+		r.take(r.u32())
+		switch kind := r.byte(); kind {
+		case 0:
+			r.u32()
+			m.funcs++
+		case 1:
+			r.byte()
+			r.limits()
+		case 2:
+			r.limits()
+		case 3:
+			r.take(2)
+			m.globals++
+		default:
+			r.fail(fmt.Errorf("kind %d is not known", kind))
+		}
+		if r.err != nil {
+			return fmt.Errorf("imports: %w", r.err)
+		}
+	}
+	return nil
+}
+
+// exports takes the start section out, and returns what is exported more than before.
+func (m *module) exports() ([][]byte, error) {
+	n, r := m.items(idExport)
+	for range n {
+		name := string(r.take(r.u32()))
+		r.byte()
+		r.u32()
+		if r.err != nil {
+			return nil, fmt.Errorf("exports: %w", r.err)
+		}
+		if name == Fuel || name == Start {
+			return nil, fmt.Errorf("exports: the name %s is taken", name)
+		}
+	}
+	entry := func(name string, kind byte, at uint64) []byte {
+		return unsigned(append(append([]byte{byte(len(name))}, name...), kind), at)
+	}
+	more := [][]byte{entry(Fuel, 3, m.globals)}
+	if i, ok := m.find(idStart); ok {
+		at := (&reader{b: m.sections[i].body}).u32()
+		m.sections = slices.Delete(m.sections, i, i+1)
+		more = append(more, entry(Start, 0, at))
+	}
+	return more, nil
+}
