@@ -50,7 +50,7 @@ func (g *groups) exec(id uint64) (exec string, named bool) {
 	if err != nil {
 		return "", false
 	}
-	exec = procinfo.ExecOf(path)
+	exec = procinfo.ExecOf(procinfo.Inside(path, g.tree.Name())) // it may go while it is asked
 	g.say(id, exec)
 	return exec, true
 }
