@@ -145,7 +145,7 @@ func (r *Runtime) Close() error {
 	r.stop(errClosed)
 	r.tasks.Wait()
 	for _, sb := range r.boxes.All() {
-		sb.closeServices()
+		sb.services.Close()
 		sb.closeRoot()
 	}
 	return r.sys.Close()

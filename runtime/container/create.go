@@ -114,7 +114,7 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 // forget takes a sandbox of which nothing is left out of the map.
 func (r *Runtime) forget(sb *sandbox) {
 	r.ends.Acknowledge(sb.ID)
-	sb.closeServices()
+	sb.services.Close()
 	sb.closeRoot()
 	sb.Mu.Lock()
 	sb.Phase, sb.rec, sb.group = tier.Absent, nil, nil

@@ -30,7 +30,7 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 		return nil // another call destroyed it
 	}
 	sb.SetPhase(tier.Removing)
-	sb.closeServices()
+	sb.services.Close()
 	// Once begun it is finished: a half-destroyed sandbox serves nobody.
 	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 	defer cancel()
@@ -126,7 +126,7 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	sb.Mu.Lock()
 	sb.Stopping = true
 	sb.Mu.Unlock()
-	sb.closeServices()
+	sb.services.Close()
 	if err := r.hold.KillSandbox(ctx, id); err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 
 	"github.com/opendsec/dsec"
@@ -36,10 +35,6 @@ const fileCaps = 1<<0 | 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<27 | 1<<31
 // shellLimits of a disk shell, which is only its PID 1.
 var shellLimits = cgroup.Limits{Memory: 32 << 20, Pids: 16, Devices: cgroup.DefaultDevices()}
 
-// maxServices is how many users of one sandbox keep a connection; beyond it
-// idle ones are forgotten.
-const maxServices = 16
-
 // Files opens the file service as a user. The same user gets the same service;
 // who that is was decided when it was opened.
 func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error) {
@@ -51,49 +46,25 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
-	s := &tier.FileService{Sandbox: id, Gone: sb.Gone, Open: func(context.Context) (*files.Redialing, error) { return r.serviceOf(sb, who) }}
+	s := &tier.FileService{Sandbox: id, Gone: sb.Gone, Open: func(ctx context.Context) (*files.Redialing, error) { return r.serviceOf(ctx, sb, who) }}
 	_, err = s.Open(ctx)
 	return s, err
 }
 
 // serviceOf returns the connection of a user, made if there is none since the sandbox last
 // changed its state.
-func (r *Runtime) serviceOf(sb *sandbox, who accounts.Identity) (*files.Redialing, error) {
-	sb.Mu.Lock()
-	defer sb.Mu.Unlock()
-	key := fmt.Sprint(who.UID, who.GID, who.Groups)
-	if c := sb.services[key]; c != nil {
-		return c, nil
-	}
-	if sb.Phase == tier.Removing || sb.Phase == tier.Absent {
+func (r *Runtime) serviceOf(ctx context.Context, sb *sandbox, who accounts.Identity) (*files.Redialing, error) {
+	if sb.Gone() {
 		return nil, dsec.Errorf(dsec.SandboxGone, "open files of sandbox", string(sb.ID), "the sandbox has ended")
 	}
-	if len(sb.services) >= maxServices {
-		maps.DeleteFunc(sb.services, func(_ string, c *files.Redialing) bool { return c.Idle() })
-	}
-	c := files.NewRedialing(func(ctx context.Context) (io.ReadWriteCloser, error) {
+	dial := func(ctx context.Context) (io.ReadWriteCloser, error) {
 		shell, _, err := r.reach(ctx, sb, "0")
 		if err != nil {
 			return nil, err
 		}
 		return r.helper(ctx, sb, shell, who)
-	})
-	if sb.services == nil {
-		sb.services = map[string]*files.Redialing{}
 	}
-	sb.services[key] = c
-	return c, nil
-}
-
-// closeServices ends the file services of a sandbox, calls in flight included.
-func (sb *sandbox) closeServices() {
-	sb.Mu.Lock()
-	all := sb.services
-	sb.services = nil
-	sb.Mu.Unlock()
-	for _, s := range all {
-		_ = s.Close() // it only ever reports what is wanted here
-	}
+	return sb.services.Get(ctx, fmt.Sprint(who.UID, who.GID, who.Groups), nil, func(context.Context) (*files.Redialing, error) { return files.NewRedialing(dial), nil })
 }
 
 // reach returns the shell through which a sandbox's files are reached, and who
@@ -216,7 +187,7 @@ func (r *Runtime) closeDiskShell(ctx context.Context, sb *sandbox) error {
 	if !sb.hasDisk {
 		return nil
 	}
-	sb.closeServices()
+	sb.services.Close()
 	name := string(sb.ID) + diskSuffix
 	err := errors.Join(r.hold.RemoveSandbox(ctx, name), r.groups.Remove(ctx, name))
 	r.mounts.Unuse(name)

@@ -165,7 +165,7 @@ func (r *Runtime) leaveMove(ctx context.Context, sb *sandbox) error {
 // killAll freezes the sandbox and ends everything in it but services, and its PID 1,
 // which runs no program of anybody's. A frozen process dies without running again.
 func (r *Runtime) killAll(ctx context.Context, sb *sandbox, g *cgroup.Group, keep func(exec string) bool) (int, error) {
-	sb.closeServices()
+	sb.services.Close()
 	if err := r.hold.HoldClock(ctx, string(sb.ID), true); err != nil { // of services
 		return 0, err
 	}

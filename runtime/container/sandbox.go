@@ -6,7 +6,6 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/files"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/tier"
@@ -22,16 +21,15 @@ type sandbox struct {
 
 	hasDisk bool // there is a disk shell; only with the turn
 
-	moving bool // from a phase to another: nothing is started
-	rec    *record
-	group  *cgroup.Group
-	root   *os.File // clone of the root mount to read accounts from; nil after an adoption
-	users  userCache
-	locale string
-	exit   *runtime.Exit // set in ended
-	early  *runtime.Exit // of a sandbox that ended before it was made
-	// services are the open file services by user.
-	services map[string]*files.Redialing
+	moving   bool // from a phase to another: nothing is started
+	rec      *record
+	group    *cgroup.Group
+	root     *os.File // clone of the root mount to read accounts from; nil after an adoption
+	users    userCache
+	locale   string
+	exit     *runtime.Exit // set in ended
+	early    *runtime.Exit // of a sandbox that ended before it was made
+	services tier.Services
 }
 
 func newSandbox(id dsec.SandboxID) *sandbox {

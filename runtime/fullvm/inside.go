@@ -27,25 +27,20 @@ func command(rec *record, s process.Spec) guest.Exec {
 
 // translate names a sandbox that has ended as the reason for which its guest does not answer.
 func (sb *sandbox) translate(op string, err error) error {
-	class := dsec.ClassOf(err)
-	if class != dsec.Unavailable && class != dsec.NotFound && class != dsec.SandboxGone {
-		return err
-	}
-	sb.Mu.Lock()
-	p, vm, stopping := sb.Phase, sb.vm, sb.Stopping
-	sb.Mu.Unlock()
-	gone := p != tier.Running && p != tier.Making || stopping || vm == nil
-	if !gone {
+	return sb.Explain(op, err, func() bool {
+		sb.Mu.Lock()
+		vm := sb.vm
+		sb.Mu.Unlock()
+		if vm == nil {
+			return true
+		}
 		select {
 		case <-vm.Done():
-			gone = true
+			return true
 		default:
+			return false
 		}
-	}
-	if gone && (class != dsec.NotFound || p == tier.Removing || p == tier.Absent) {
-		return dsec.E(dsec.SandboxGone, op, string(sb.ID), err)
-	}
-	return err
+	})
 }
 
 // Exec starts a command. A context that ends while it starts does not stop it.
@@ -113,12 +108,6 @@ func (r *Runtime) Process(ctx context.Context, id dsec.SandboxID, exec string) (
 	return r.commandOf(sb, p), nil
 }
 
-// service is the file service of a user in one session.
-type service struct {
-	*files.Redialing
-	c *guest.Client // whose session it is
-}
-
 // Files opens the file service of a sandbox that runs: the file system of one that does not is the
 // guest's, and this machine's kernel reads none of a guest.
 func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error) {
@@ -142,32 +131,8 @@ func (r *Runtime) files(ctx context.Context, op string, id dsec.SandboxID, user 
 	if err != nil {
 		return nil, err
 	}
-	sb.Mu.Lock()
-	s, ok := sb.services[user]
-	sb.Mu.Unlock()
-	if ok && s.c == c {
-		return s.Redialing, nil
-	}
-	fs, err := c.Files(ctx, user)
-	if err != nil {
-		return nil, sb.translate(op, err)
-	}
-	sb.Mu.Lock()
-	was, ok := sb.services[user]
-	if ok && was.c == c { // another call was there first
-		sb.Mu.Unlock()
-		_ = fs.Close()
-		return was.Redialing, nil
-	}
-	if sb.services == nil {
-		sb.services = map[string]service{}
-	}
-	sb.services[user] = service{fs, c}
-	sb.Mu.Unlock()
-	if ok {
-		_ = was.Close() // its session has ended
-	}
-	return fs, nil
+	fs, err := sb.services.Get(ctx, user, c, func(ctx context.Context) (*files.Redialing, error) { return c.Files(ctx, user) })
+	return fs, sb.translate(op, err)
 }
 
 // Dial connects to a port of the machine's own loopback.

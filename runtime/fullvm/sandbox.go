@@ -27,7 +27,7 @@ type sandbox struct {
 	early   *runtime.Exit      // it ended while it was being made
 	peak    int64              // of the memory that was seen to be used
 
-	services map[string]service // by user
+	services tier.Services
 }
 
 func newSandbox(id dsec.SandboxID) *sandbox {

@@ -87,7 +87,7 @@ func (r *Runtime) start(ctx context.Context, sb *sandbox, s process.Spec) (proce
 	}
 	rec := sb.record()
 	spec, image := rec.Request.Spec, rec.Request.Layers.Config
-	fs, err := r.asRoot(sb)
+	fs, err := r.asRoot(ctx, sb)
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -28,10 +27,6 @@ const diskSuffix = ".disk"
 // fsetid, mknod, setfcap.
 const fileCaps = 1<<0 | 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<27 | 1<<31
 
-// maxServices is how many users of one sandbox keep a connection; beyond it idle ones
-// are forgotten.
-const maxServices = 16
-
 // Files opens the file service as a user. The same user gets the same service; who that
 // is was decided when it was opened.
 func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error) {
@@ -43,7 +38,7 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if rec == nil {
 		return nil, dsec.Errorf(dsec.SandboxGone, "open files of sandbox", string(id), "the sandbox has ended")
 	}
-	fs, err := r.asRoot(sb)
+	fs, err := r.asRoot(ctx, sb)
 	if err != nil {
 		return nil, err
 	}
@@ -51,40 +46,30 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
-	return r.filesAs(sb, who)
+	return r.filesAs(ctx, sb, who)
 }
 
-func (r *Runtime) filesAs(sb *sandbox, who accounts.Identity) (files.FS, error) {
-	if _, err := r.serviceOf(sb, who); err != nil {
-		return nil, err
-	}
-	return &tier.FileService{Sandbox: sb.ID, Gone: sb.Gone, Open: func(context.Context) (*files.Redialing, error) { return r.serviceOf(sb, who) }}, nil
+func (r *Runtime) filesAs(ctx context.Context, sb *sandbox, who accounts.Identity) (files.FS, error) {
+	s := &tier.FileService{Sandbox: sb.ID, Gone: sb.Gone, Open: func(ctx context.Context) (*files.Redialing, error) { return r.serviceOf(ctx, sb, who) }}
+	_, err := s.Open(ctx)
+	return s, err
 }
 
 // asRoot is the service that this runtime asks for what it has to know.
-func (r *Runtime) asRoot(sb *sandbox) (files.FS, error) {
-	return r.filesAs(sb, accounts.Identity{})
+func (r *Runtime) asRoot(ctx context.Context, sb *sandbox) (files.FS, error) {
+	return r.filesAs(ctx, sb, accounts.Identity{})
 }
 
 // serviceOf returns the connection of a user, made if there is none since the sandbox last
 // changed its state.
-func (r *Runtime) serviceOf(sb *sandbox, who accounts.Identity) (*files.Redialing, error) {
+func (r *Runtime) serviceOf(ctx context.Context, sb *sandbox, who accounts.Identity) (*files.Redialing, error) {
 	if sb.IsPaused() { // who serves stands still, too
 		return nil, dsec.Errorf(dsec.IllegalState, "reach files of sandbox", string(sb.ID), "the sandbox is paused, and behind gvisor its files with it")
 	}
-	sb.Mu.Lock()
-	defer sb.Mu.Unlock()
-	key := fmt.Sprint(who.UID, who.GID, who.Groups)
-	if c := sb.services[key]; c != nil {
-		return c, nil
-	}
-	if sb.Phase == tier.Removing || sb.Phase == tier.Absent {
+	if sb.Gone() {
 		return nil, dsec.Errorf(dsec.SandboxGone, "open files of sandbox", string(sb.ID), "the sandbox has ended")
 	}
-	if len(sb.services) >= maxServices {
-		maps.DeleteFunc(sb.services, func(_ string, c *files.Redialing) bool { return c.Idle() })
-	}
-	c := files.NewRedialing(func(ctx context.Context) (io.ReadWriteCloser, error) {
+	dial := func(ctx context.Context) (io.ReadWriteCloser, error) {
 		shell, err := r.reach(ctx, sb)
 		if err != nil {
 			return nil, err
@@ -94,23 +79,8 @@ func (r *Runtime) serviceOf(sb *sandbox, who accounts.Identity) (*files.Redialin
 			w.Bounding, w.Permitted = fileCaps, fileCaps
 		}
 		return r.dial(ctx, sb, shell, inside.Service{Who: w})
-	})
-	if sb.services == nil {
-		sb.services = map[string]*files.Redialing{}
 	}
-	sb.services[key] = c
-	return c, nil
-}
-
-// closeServices ends the file services of a sandbox, calls in flight included.
-func (sb *sandbox) closeServices() {
-	sb.Mu.Lock()
-	all := sb.services
-	sb.services = nil
-	sb.Mu.Unlock()
-	for _, s := range all {
-		_ = s.Close() // it only ever reports what is wanted here
-	}
+	return sb.services.Get(ctx, fmt.Sprint(who.UID, who.GID, who.Groups), nil, func(context.Context) (*files.Redialing, error) { return files.NewRedialing(dial), nil })
 }
 
 // reach returns the shell through which a sandbox's files are reached.
@@ -223,7 +193,7 @@ func (r *Runtime) closeDisk(ctx context.Context, sb *sandbox, keep bool) error {
 	if !sb.hasDisk {
 		return nil
 	}
-	sb.closeServices()
+	sb.services.Close()
 	shell := name(sb.ID) + diskSuffix
 	if keep {
 		switch err := r.save(ctx, sb, shell, false); {

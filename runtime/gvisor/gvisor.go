@@ -165,7 +165,7 @@ func (r *Runtime) Close() error {
 	r.leave()
 	r.tasks.Wait()
 	for _, sb := range r.boxes.All() {
-		sb.closeServices()
+		sb.services.Close()
 	}
 	return nil
 }

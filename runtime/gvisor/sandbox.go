@@ -2,7 +2,6 @@ package gvisor
 
 import (
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/files"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/tier"
@@ -20,7 +19,7 @@ type sandbox struct {
 	locale   *string       // nil: not looked for
 	exit     *runtime.Exit // set in ended
 	early    *runtime.Exit // of a sandbox that ended before it was made
-	services map[string]*files.Redialing
+	services tier.Services
 }
 
 func newSandbox(id dsec.SandboxID) *sandbox {
@@ -44,7 +43,7 @@ func (sb *sandbox) record() *record {
 // forget takes a sandbox of which nothing is left out of the map.
 func (r *Runtime) forget(sb *sandbox) {
 	r.ends.Acknowledge(sb.ID)
-	sb.closeServices()
+	sb.services.Close()
 	sb.Mu.Lock()
 	sb.Phase, sb.rec, sb.group = tier.Absent, nil, nil
 	sb.Mu.Unlock()

@@ -130,7 +130,7 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox) error {
 	sb.Mu.Lock()
 	sb.Stopping = true
 	sb.Mu.Unlock()
-	sb.closeServices()
+	sb.services.Close()
 	r.conclude(ctx, sb)
 	if err := r.hold.KillSandbox(ctx, name(sb.ID)); err != nil {
 		return err
@@ -227,7 +227,7 @@ func (r *Runtime) Destroy(ctx context.Context, id dsec.SandboxID) error {
 		return nil // another call destroyed it
 	}
 	sb.SetPhase(tier.Removing)
-	sb.closeServices()
+	sb.services.Close()
 	// Once begun it is finished: a half-destroyed sandbox serves nobody.
 	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 	defer cancel()
@@ -297,7 +297,7 @@ func (r *Runtime) Stats(ctx context.Context, id dsec.SandboxID) (runtime.Stats, 
 
 // processes counts those inside.
 func (r *Runtime) processes(ctx context.Context, sb *sandbox) (n int64, err error) {
-	fs, err := r.asRoot(sb)
+	fs, err := r.asRoot(ctx, sb)
 	if err != nil {
 		return 0, err
 	}

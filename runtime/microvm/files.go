@@ -3,7 +3,6 @@ package microvm
 import (
 	"context"
 	"errors"
-	"io"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -18,14 +17,6 @@ import (
 // run, when nobody uses them.
 const diskIdle = 15 * time.Second
 
-// service is the file service of one user. It says when its sandbox is gone.
-type service struct {
-	*files.Redialing
-	r  *Runtime
-	sb *sandbox
-	c  *guest.Client // whose it is
-}
-
 // Files opens the file service as a user. That of a sandbox which does not run is served by a
 // machine without a network that lives as long as somebody uses it.
 func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (files.FS, error) {
@@ -34,32 +25,16 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
-	c, err := r.reach(ctx, op, sb)
-	if err != nil {
-		return nil, err
-	}
-	sb.Mu.Lock()
-	s := sb.services[user]
-	sb.Mu.Unlock()
-	if s != nil && s.c == c {
-		return s, nil
-	}
-	fs, err := c.Files(ctx, user)
-	if err != nil {
-		return nil, r.explain(op, sb, err)
-	}
-	s = &service{fs, r, sb, c}
-	sb.Mu.Lock()
-	if sb.services == nil {
-		sb.services = map[string]*service{}
-	}
-	was := sb.services[user]
-	sb.services[user] = s
-	sb.Mu.Unlock()
-	if was != nil && was.c != c {
-		_ = was.Close()
-	}
-	return s, nil
+	s := &tier.FileService{Sandbox: id, Gone: sb.Gone, Open: func(ctx context.Context) (*files.Redialing, error) {
+		c, err := r.reach(ctx, op, sb)
+		if err != nil {
+			return nil, err
+		}
+		fs, err := sb.services.Get(ctx, user, c, func(ctx context.Context) (*files.Redialing, error) { return c.Files(ctx, user) })
+		return fs, r.explain(op, sb, err)
+	}}
+	_, err = s.Open(ctx)
+	return s, err
 }
 
 // reach returns the session by which a sandbox's files are reached.
@@ -76,29 +51,6 @@ func (r *Runtime) reach(ctx context.Context, op string, sb *sandbox) (*guest.Cli
 		return nil, dsec.Errorf(dsec.IllegalState, op, string(sb.ID), "the sandbox is being made")
 	}
 	return nil, dsec.Errorf(dsec.SandboxGone, op, string(sb.ID), "the sandbox has ended")
-}
-
-// closeServices ends the file services of a sandbox, calls in flight included.
-func (sb *sandbox) closeServices() {
-	sb.Mu.Lock()
-	all := sb.services
-	sb.services = nil
-	sb.Mu.Unlock()
-	for _, s := range all {
-		_ = s.Redialing.Close() // it only ever reports what is wanted here
-	}
-}
-
-// idle reports whether nobody uses a file service.
-func (sb *sandbox) idle() bool {
-	sb.Mu.Lock()
-	defer sb.Mu.Unlock()
-	for _, s := range sb.services {
-		if !s.Idle() {
-			return false
-		}
-	}
-	return true
 }
 
 // diskMachine serves the files of a sandbox that does not run.
@@ -209,7 +161,7 @@ func (r *Runtime) endIdle(sb *sandbox, d *diskMachine) {
 		sb.Mu.Lock()
 		late := time.Since(d.used) > diskIdle
 		sb.Mu.Unlock()
-		if !late || !sb.idle() || sb.Enter(r.life, "end idle machine") != nil {
+		if !late || !sb.services.Idle() || sb.Enter(r.life, "end idle machine") != nil {
 			continue
 		}
 		sb.Mu.Lock()
@@ -235,7 +187,7 @@ func (r *Runtime) endDisk(ctx context.Context, sb *sandbox) error {
 	if d == nil {
 		return r.groups.Remove(ctx, Prefix+diskName(sb.ID)) // if one before could not
 	}
-	sb.closeServices()
+	sb.services.Close()
 	if p := sb.GetPhase(); p != tier.Removing && !over(d.c) && !isDone(d.m.Done()) {
 		limited, cancel := context.WithTimeout(ctx, lifecycle.UndoLimit)
 		if err := d.c.Shutdown(limited, 0); err != nil {
@@ -247,54 +199,4 @@ func (r *Runtime) endDisk(ctx context.Context, sb *sandbox) error {
 		return err
 	}
 	return r.groups.Remove(ctx, Prefix+diskName(sb.ID))
-}
-
-func (s *service) say(err error) error { return s.r.explain("reach files of sandbox", s.sb, err) }
-
-func (s *service) Stat(ctx context.Context, path string, follow bool) (files.Info, error) {
-	i, err := s.Redialing.Stat(ctx, path, follow)
-	return i, s.say(err)
-}
-
-func (s *service) List(ctx context.Context, path string, depth int) ([]files.Info, error) {
-	all, err := s.Redialing.List(ctx, path, depth)
-	return all, s.say(err)
-}
-
-func (s *service) Read(ctx context.Context, path string, offset, length int64, w io.Writer) (int64, error) {
-	n, err := s.Redialing.Read(ctx, path, offset, length, w)
-	return n, s.say(err)
-}
-
-func (s *service) Write(ctx context.Context, path string, body io.Reader, o files.WriteOptions) (files.Info, error) {
-	i, err := s.Redialing.Write(ctx, path, body, o)
-	return i, s.say(err)
-}
-
-func (s *service) Mkdir(ctx context.Context, path string, mode uint32, parents bool) error {
-	return s.say(s.Redialing.Mkdir(ctx, path, mode, parents))
-}
-
-func (s *service) Move(ctx context.Context, from, to string) error {
-	return s.say(s.Redialing.Move(ctx, from, to))
-}
-
-func (s *service) Remove(ctx context.Context, path string, recursive bool) error {
-	return s.say(s.Redialing.Remove(ctx, path, recursive))
-}
-
-func (s *service) SetAttr(ctx context.Context, path string, a files.Attr) error {
-	return s.say(s.Redialing.SetAttr(ctx, path, a))
-}
-
-func (s *service) Upload(ctx context.Context, dir string, body io.Reader, o files.TreeOptions) error {
-	return s.say(s.Redialing.Upload(ctx, dir, body, o))
-}
-
-func (s *service) Download(ctx context.Context, dir string, w io.Writer, o files.TreeOptions) error {
-	return s.say(s.Redialing.Download(ctx, dir, w, o))
-}
-
-func (s *service) Watch(ctx context.Context, dir string, recursive bool, fn func(files.Change) error) error {
-	return s.say(s.Redialing.Watch(ctx, dir, recursive, fn))
 }

@@ -130,7 +130,7 @@ func (r *Runtime) Close() error {
 
 func (r *Runtime) letGo() {
 	for _, sb := range r.boxes.All() {
-		sb.closeServices()
+		sb.services.Close()
 		r.leave(sb)
 	}
 }

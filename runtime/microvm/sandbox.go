@@ -24,7 +24,7 @@ type sandbox struct {
 	exit      *runtime.Exit // set in ended
 	early     *runtime.Exit // of a sandbox that ended before it was made
 	disk      *diskMachine  // that serves the files of one that does not run
-	services  map[string]*service
+	services  tier.Services
 }
 
 func newSandbox(id dsec.SandboxID) *sandbox {
@@ -48,7 +48,7 @@ func (sb *sandbox) record() *record {
 // forget takes a sandbox of which nothing is left out of the map.
 func (r *Runtime) forget(sb *sandbox) {
 	r.ends.Acknowledge(sb.ID)
-	sb.closeServices()
+	sb.services.Close()
 	sb.Mu.Lock()
 	sb.Phase, sb.rec, sb.group = tier.Absent, nil, nil
 	sb.giveUpLocked()

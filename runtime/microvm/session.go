@@ -13,7 +13,6 @@ import (
 	"github.com/opendsec/dsec/internal/version"
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
-	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Times that a guest has.
@@ -104,25 +103,12 @@ func over(c *guest.Client) bool {
 
 // explain says that the sandbox has ended where that is why a guest could not be reached.
 func (r *Runtime) explain(op string, sb *sandbox, err error) error {
-	if err == nil || dsec.ClassOf(err) != dsec.Unavailable && dsec.ClassOf(err) != dsec.SandboxGone && dsec.ClassOf(err) != dsec.NotFound {
-		return err
-	}
-	sb.Mu.Lock()
-	p, m := sb.Phase, sb.machine
-	away := sb.suspended != nil
-	gone := p != tier.Running && p != tier.Making || sb.Stopping || m == nil && !away
-	sb.Mu.Unlock()
-	if !gone && m != nil {
-		select {
-		case <-m.Done():
-			gone = true
-		default:
-		}
-	}
-	if gone && (dsec.ClassOf(err) != dsec.NotFound || p == tier.Removing || p == tier.Absent) {
-		return dsec.E(dsec.SandboxGone, op, string(sb.ID), err)
-	}
-	return err
+	return sb.Explain(op, err, func() bool {
+		sb.Mu.Lock()
+		m, away := sb.machine, sb.suspended != nil
+		sb.Mu.Unlock()
+		return m == nil && !away || m != nil && isDone(m.Done())
+	})
 }
 
 // identity is what makes a machine one of its own; see guest.Resume. at is when it is told.

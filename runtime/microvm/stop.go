@@ -74,7 +74,7 @@ func (r *Runtime) announceRemoval(sb *sandbox) (undo func()) {
 
 // remove is all the undos of creation, by name. The state goes last, when nothing else is left.
 func (r *Runtime) remove(ctx context.Context, sb *sandbox) error {
-	sb.closeServices()
+	sb.services.Close()
 	err := errors.Join(r.endDisk(ctx, sb), sb.endMachine(ctx), r.hold.Drop(ctx, netName(sb.ID)))
 	if err != nil {
 		return err
@@ -149,7 +149,7 @@ func (r *Runtime) halt(ctx context.Context, sb *sandbox, grace time.Duration) er
 // powerOff ends what runs in a sandbox and its machine. A guest that does not answer is not
 // asked twice: its disk is then as after a loss of power.
 func (r *Runtime) powerOff(ctx context.Context, sb *sandbox, grace time.Duration) error {
-	sb.closeServices()
+	sb.services.Close()
 	sb.Mu.Lock()
 	m, p := sb.machine, sb.Phase
 	sb.Mu.Unlock()

@@ -89,7 +89,7 @@ func (r *Runtime) suspend(ctx context.Context, sb *sandbox) error {
 func (r *Runtime) putAway(ctx context.Context, sb *sandbox) {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lifecycle.UndoLimit)
 	defer cancel()
-	sb.closeServices()
+	sb.services.Close()
 	err := errors.Join(sb.endMachine(late), r.hold.Drop(late, netName(sb.ID)), r.groups.Remove(late, shared(sb.ID)))
 	if err != nil {
 		r.log.Warn("a suspended sandbox has something in memory", "sandbox", sb.ID, "err", err)

@@ -82,6 +82,23 @@ func (b *Box) Gone() bool {
 	return p == Removing || p == Absent
 }
 
+// Explain says of an error when it is the sandbox that is gone: that it does not run, or is about
+// to be stopped, or that what it runs in has ended, which lost tells.
+func (b *Box) Explain(op string, err error, lost func() bool) error {
+	class := dsec.ClassOf(err)
+	if class != dsec.Unavailable && class != dsec.NotFound && class != dsec.SandboxGone {
+		return err
+	}
+	b.Mu.Lock()
+	p, stopping := b.Phase, b.Stopping
+	b.Mu.Unlock()
+	gone := p != Running && p != Making || stopping || lost()
+	if gone && (class != dsec.NotFound || p == Removing || p == Absent) {
+		return dsec.E(dsec.SandboxGone, op, string(b.ID), err)
+	}
+	return err
+}
+
 // AnnounceRemoval makes calls into a sandbox that runs or has ended fail from now on. The undo
 // is for a removal that does not get its turn.
 func (b *Box) AnnounceRemoval() (undo func()) {
