@@ -54,8 +54,8 @@ func TestChromiumRunsWithItsSandboxOn(t *testing.T) {
 	render := process.Spec{User: "65534", Argv: []string{"/bin/sh", "-c", chromium +
 		`--dump-dom 'data:text/html,<p id=x></p><script>x.textContent=6*7+" rendered"</script>'`}}
 	id := w.create(t, world(confine.Desktop))
-	if o := w.run(t, id, render); !strings.Contains(o.stdout, "42 rendered") {
-		t.Errorf("%q %s %+v", o.stdout, o.stderr, o.Result)
+	if o := w.run(t, id, render); !strings.Contains(o.Stdout, "42 rendered") {
+		t.Errorf("%q %s %+v", o.Stdout, o.Stderr, o.Result)
 	}
 	// A renderer is process 1 of a namespace in a namespace, and under a filter
 	// of Chromium's beside ours.
@@ -67,11 +67,11 @@ func TestChromiumRunsWithItsSandboxOn(t *testing.T) {
 			done
 			sleep 0.1
 		done; cat log`}})
-	if !regexp.MustCompile(`NSpid:\t\d+\t\d+\t1\nSeccomp_filters:\t[2-9]`).MatchString(o.stdout) {
-		t.Errorf("the renderer: %q %s", o.stdout, o.stderr)
+	if !regexp.MustCompile(`NSpid:\t\d+\t\d+\t1\nSeccomp_filters:\t[2-9]`).MatchString(o.Stdout) {
+		t.Errorf("the renderer: %q %s", o.Stdout, o.Stderr)
 	}
-	t.Logf("the renderer: %q", o.stdout)
-	if o := w.run(t, w.create(t, world(confine.Build)), render); o.ExitCode == 0 || !strings.Contains(o.stderr, "sandbox") {
-		t.Errorf("under build: %q %s", o.stdout, o.stderr)
+	t.Logf("the renderer: %q", o.Stdout)
+	if o := w.run(t, w.create(t, world(confine.Build)), render); o.ExitCode == 0 || !strings.Contains(o.Stderr, "sandbox") {
+		t.Errorf("under build: %q %s", o.Stdout, o.Stderr)
 	}
 }

@@ -41,7 +41,7 @@ func TestCreateExecDestroy(t *testing.T) {
 			t.Errorf("steps %v", steps)
 		}
 		o := w.run(t, req.ID, process.Spec{Argv: []string{"echo", "hello"}})
-		if o.stdout != "hello\n" || o.ExitCode != 0 || o.Status != process.Exited {
+		if o.Stdout != "hello\n" || o.ExitCode != 0 || o.Status != process.Exited {
 			t.Errorf("%+v", o)
 		}
 		if _, err := w.r.Create(t.Context(), req); err != nil {
@@ -72,18 +72,18 @@ func TestB8EnvironmentOfRootAndUser(t *testing.T) {
 		"4321": "/ 4321 " + accounts.DefaultPath + " image 1 x\n",
 	} {
 		o := w.run(t, id, process.Spec{Argv: []string{"sh", "-c", script}, User: user, Env: map[string]string{"OWN": "x"}})
-		if o.stdout != want {
-			t.Errorf("as %q: %q, want %q", user, o.stdout, want)
+		if o.Stdout != want {
+			t.Errorf("as %q: %q, want %q", user, o.Stdout, want)
 		}
 	}
 	o := w.run(t, id, process.Spec{Argv: []string{"id"}, User: "user"})
-	if o.stdout != "uid=1000(user) gid=1000(user) groups=1000(user),1234(extra)\n" {
-		t.Errorf("id: %q", o.stdout)
+	if o.Stdout != "uid=1000(user) gid=1000(user) groups=1000(user),1234(extra)\n" {
+		t.Errorf("id: %q", o.Stdout)
 	}
 	// A user made inside is one.
 	w.want(t, id, "echo 'late:x:2000:2000::/tmp:/bin/sh' >> /etc/passwd", "")
-	if o := w.run(t, id, process.Spec{Argv: []string{"id", "-u"}, User: "late"}); o.stdout != "2000\n" {
-		t.Errorf("late user: %q", o.stdout)
+	if o := w.run(t, id, process.Spec{Argv: []string{"id", "-u"}, User: "late"}); o.Stdout != "2000\n" {
+		t.Errorf("late user: %q", o.Stdout)
 	}
 }
 
@@ -94,15 +94,15 @@ func TestB16UnknownUserIsNamed(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "nonexistent") || errors.Is(err, dsec.Internal.Err()) {
 		t.Errorf("%v", err)
 	}
-	if o := w.run(t, id, process.Spec{Argv: []string{"id", "-u"}, User: "31337"}); o.stdout != "31337\n" {
-		t.Errorf("number without entry: %q", o.stdout)
+	if o := w.run(t, id, process.Spec{Argv: []string{"id", "-u"}, User: "31337"}); o.Stdout != "31337\n" {
+		t.Errorf("number without entry: %q", o.Stdout)
 	}
 	// What the files are, the sandbox decides; reading them is safe.
 	for _, script := range []string{"rm /etc/passwd; ln -s /proc/self/mem /etc/passwd", "rm /etc/passwd; mkfifo /etc/passwd 2>/dev/null || ln -s /dev/zero /etc/passwd",
 		"rm -f /etc/passwd; mkdir /etc/passwd", "rm -r /etc/passwd; ln -s passwd /etc/passwd"} {
 		w.sh(t, id, script)
-		if o := w.run(t, id, process.Spec{Argv: []string{"sh", "-c", "echo $HOME"}}); o.stdout != "/root\n" {
-			t.Errorf("after %q: %q", script, o.stdout)
+		if o := w.run(t, id, process.Spec{Argv: []string{"sh", "-c", "echo $HOME"}}); o.Stdout != "/root\n" {
+			t.Errorf("after %q: %q", script, o.Stdout)
 		}
 	}
 }
@@ -138,8 +138,8 @@ func TestB11WorkdirIsMadeAlsoWithoutAShell(t *testing.T) {
 		r.Layers.Config = image.Config{Workdir: "/app/deep"}
 	})
 	o := w.run(t, id, process.Spec{Argv: []string{"/pwd"}})
-	if o.stdout != "/app/deep\n" || o.ExitCode != 0 {
-		t.Errorf("%q %q %d", o.stdout, o.stderr, o.ExitCode)
+	if o.Stdout != "/app/deep\n" || o.ExitCode != 0 {
+		t.Errorf("%q %q %d", o.Stdout, o.Stderr, o.ExitCode)
 	}
 }
 
@@ -168,8 +168,8 @@ func TestDevHoldsWhatProgramsNeedAndNoMore(t *testing.T) {
 			echo hi > shm/a && cat shm/a; echo one | cat fd/0
 			{ touch new; } 2>/dev/null || echo read-only; rm -f null 2>/dev/null; test -c null && echo still`,
 			"fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero\n4\n8\n8\nfull\ncrw-rw-rw-\n0:0\nhi\none\nread-only\nstill\n")
-		if o := w.run(t, id, process.Spec{Argv: []string{"sh", "-c", "tty; test -t 0 && test -c /dev/tty && echo x > /dev/tty"}, PTY: &process.Size{Rows: 24, Cols: 80}}); o.stdout != "/dev/pts/0\r\nx\r\n" {
-			t.Errorf("terminal: %q", o.stdout)
+		if o := w.run(t, id, process.Spec{Argv: []string{"sh", "-c", "tty; test -t 0 && test -c /dev/tty && echo x > /dev/tty"}, PTY: &process.Size{Rows: 24, Cols: 80}}); o.Stdout != "/dev/pts/0\r\nx\r\n" {
+			t.Errorf("terminal: %q", o.Stdout)
 		}
 	})
 }
@@ -202,13 +202,13 @@ func TestMaskedAndReadOnlyPaths(t *testing.T) {
 	id := w.create(t)
 	for _, p := range confine.MaskedPaths() {
 		o := w.sh(t, id, fmt.Sprintf("if test -d %[1]s; then ls -A %[1]s; else cat %[1]s; fi 2>/dev/null | head -c 1 | wc -c", p))
-		if o.stdout != "0\n" {
-			t.Errorf("%s can be read: %s", p, o.stdout)
+		if o.Stdout != "0\n" {
+			t.Errorf("%s can be read: %s", p, o.Stdout)
 		}
 	}
 	for _, p := range confine.ReadOnlyPaths() {
 		o := w.sh(t, id, fmt.Sprintf("test -e %[1]s || exit 0; test -d %[1]s && exec touch %[1]s/x; echo 1 > %[1]s", p))
-		if o.ExitCode == 0 && o.stderr == "" && w.sh(t, id, "test -e "+p).ExitCode == 0 {
+		if o.ExitCode == 0 && o.Stderr == "" && w.sh(t, id, "test -e "+p).ExitCode == 0 {
 			t.Errorf("%s can be written", p)
 		}
 	}
@@ -252,8 +252,8 @@ func TestNamespacesAreTheSandboxsOwn(t *testing.T) {
 		ours, err := os.Readlink("/proc/self/ns/" + ns)
 		must(t, err)
 		o := w.run(t, id, process.Spec{Argv: []string{"readlink", "/proc/self/ns/" + ns}})
-		if o.ExitCode != 0 || strings.TrimSpace(o.stdout) == ours {
-			t.Errorf("%s: inside %q, outside %q", ns, o.stdout, ours)
+		if o.ExitCode != 0 || strings.TrimSpace(o.Stdout) == ours {
+			t.Errorf("%s: inside %q, outside %q", ns, o.Stdout, ours)
 		}
 	}
 	w.want(t, id, "test $(ls /proc | grep -c '^[0-9]') -lt 10 && cat /proc/1/comm; ip addr show lo | grep -c 'inet 127.0.0.1'; ip link | grep -c '^[0-9]'; cat /proc/self/cgroup | grep -v '/exec-' | grep -c ':/..' || true", "init\n1\n1\n0\n")
@@ -264,8 +264,8 @@ func TestNetworkDefaultsNeedNoPrivilege(t *testing.T) {
 	w := newWorld(t)
 	id := w.create(t)
 	o := w.run(t, id, process.Spec{User: "user", Argv: []string{"sh", "-c", "cat /proc/sys/net/ipv4/ping_group_range /proc/sys/net/ipv4/ip_unprivileged_port_start; echo hi | nc -l -p 80 & until nc 127.0.0.1 80 </dev/null; do :; done 2>/dev/null"}})
-	if o.stdout != "0\t65535\n0\nhi\n" {
-		t.Errorf("%q %q", o.stdout, o.stderr)
+	if o.Stdout != "0\t65535\n0\nhi\n" {
+		t.Errorf("%q %q", o.Stdout, o.Stderr)
 	}
 }
 
@@ -297,7 +297,7 @@ func TestD13_DiskLimitHolds(t *testing.T) {
 			overfill := func(when string) {
 				t.Helper()
 				if o := w.sh(t, id, "dd if=/dev/zero of=/big bs=1M count=45"); o.ExitCode == 0 {
-					t.Errorf("%s: 45 MiB fit into 32: %s", when, o.stderr)
+					t.Errorf("%s: 45 MiB fit into 32: %s", when, o.Stderr)
 				}
 				w.want(t, id, "echo alive", "alive\n")
 				s, err := w.r.Stats(t.Context(), id)
@@ -358,12 +358,12 @@ func TestNoInodeIsShared(t *testing.T) {
 		for range 2 {
 			o := w.run(t, w.create(t), process.Spec{Argv: []string{"sh", "-c", script}})
 			m := map[string]string{}
-			for line := range strings.Lines(o.stdout) {
+			for line := range strings.Lines(o.Stdout) {
 				name, inode, _ := strings.Cut(strings.TrimSpace(line), " ")
 				m[name] = inode
 			}
 			if len(m) < 7 {
-				t.Fatalf("%q %q", o.stdout, o.stderr)
+				t.Fatalf("%q %q", o.Stdout, o.Stderr)
 			}
 			seen = append(seen, m)
 		}

@@ -22,22 +22,14 @@ import (
 	"github.com/opendsec/dsec/internal/leak"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
 // exitOf waits for the unasked end of a sandbox.
 func (w *world) exitOf(t *testing.T, id dsec.SandboxID) runtime.Exit {
 	t.Helper()
-	select {
-	case x := <-w.r.Exits():
-		if x.ID != id {
-			t.Fatalf("exit of %s, want %s", x.ID, id)
-		}
-		return x
-	case <-time.After(10 * time.Second):
-		t.Fatal("no exit within 10 s")
-	}
-	return runtime.Exit{}
+	return runtimetest.ExitOf(t, w.r, id)
 }
 
 func withMain(argv ...string) func(*runtime.Request) {
@@ -231,58 +223,24 @@ func TestHoldsEndIsNodeLost(t *testing.T) {
 	w.want(t, halted, "echo alive", "alive\n")
 }
 
+func (w *world) faults() runtimetest.Faults {
+	return runtimetest.Faults{Runtime: func() runtime.Runtime { return w.r }, Prefix: "container.", Last: "create.main.after", Steps: 20, Prime: func(t *testing.T) { w.prime(t) },
+		Request: func(t *testing.T) runtime.Request { return request(t, withMain("sleep", "100"), w.net) }, Empty: func(t *testing.T) { t.Helper(); w.wantNothing(t) }}
+}
+
 func TestG5FaultAtEveryStepLeavesNothing(t *testing.T) {
 	everyPlan(t, func(t *testing.T, w *world) {
-		req := func() runtime.Request { return request(t, withMain("sleep", "100")) }
-		stop := failpoint.Record()
-		id := w.create(t)
-		names := stop()
-		must(t, w.r.Destroy(t.Context(), id))
-		names = slices.DeleteFunc(names, func(n string) bool { return !strings.HasPrefix(n, "container.create.") })
-		if len(names) != 20 {
-			t.Fatalf("failpoints %v", names)
-		}
 		var before leak.Snapshot
+		must(t, w.r.Destroy(t.Context(), w.create(t)))
 		w.rest(t, func() { before = leak.Take(w.name) })
-		for _, n := range names {
-			w.prime(t)
-			disarm := failpoint.Arm(n, failpoint.Once(errors.New("broken on purpose")))
-			_, err := w.r.Create(t.Context(), req())
-			disarm()
-			if err == nil || !strings.Contains(err.Error(), "broken on purpose") || strings.Contains(err.Error(), "undo") {
-				t.Errorf("%s: %v", n, err)
-			}
-			w.wantNothing(t)
-			// Cancellation at the same place.
-			w.prime(t)
-			ctx, cancel := context.WithCancel(t.Context())
-			disarm = failpoint.Arm(n, failpoint.Call(cancel))
-			_, err = w.r.Create(ctx, req())
-			disarm()
-			if n != "container.create.main.after" && !errors.Is(err, dsec.Canceled.Err()) {
-				t.Errorf("%s cancelled: %v", n, err)
-			}
-			if err != nil {
-				w.wantNothing(t)
-			} else {
-				w.destroyAll(t)
-			}
-		}
+		w.faults().Create(t)
 		w.wantNothingSince(t, before)
 	})
 }
 
-// wantNothingSince waits until the machine is as it was: network namespaces
-// end a little after the last process in them.
 func (w *world) wantNothingSince(t *testing.T, before leak.Snapshot) {
 	t.Helper()
-	var left []string
-	w.rest(t, func() {
-		eventually(t, "nothing is left", func() bool {
-			left = slices.DeleteFunc(leak.Take(w.name).Since(before), isShared)
-			return len(left) == 0
-		})
-	})
+	w.rest(t, func() { runtimetest.WantNothingSince(t, w.name, before) })
 }
 
 func (w *world) destroyAll(t *testing.T) {
@@ -299,31 +257,15 @@ func TestG5FaultAtEveryStepOfAStartLeavesItStopped(t *testing.T) {
 	id := w.create(t)
 	w.want(t, id, "echo kept > /f", "")
 	must(t, w.r.Stop(t.Context(), id, 0))
-	stop := failpoint.Record()
-	_, err := w.r.Start(t.Context(), id)
-	names := stop()
-	must(t, err)
-	must(t, w.r.Stop(t.Context(), id, 0))
-	for _, n := range names {
-		if !strings.HasPrefix(n, "container.start.") {
-			continue
-		}
-		disarm := failpoint.Arm(n, failpoint.Once(errors.New("broken on purpose")))
-		_, err := w.r.Start(t.Context(), id)
-		disarm()
-		if err == nil {
-			t.Errorf("%s: no error", n)
-		}
+	w.faults().Start(t, id, func(t *testing.T) {
 		if groups, err := w.groups.List(); err != nil || len(groups) > 0 {
-			t.Errorf("%s: control groups %v %v", n, groups, err)
+			t.Errorf("control groups %v %v", groups, err)
 		}
 		known, err := w.hold.List(t.Context())
 		if err != nil || slices.ContainsFunc(known, func(s hold.SandboxInfo) bool { return !s.Ended }) {
-			t.Errorf("%s: the hold knows %v %v", n, known, err)
+			t.Errorf("the hold knows %v %v", known, err)
 		}
-	}
-	_, err = w.r.Start(t.Context(), id)
-	must(t, err)
+	})
 	w.want(t, id, "cat /f", "kept\n")
 }
 
@@ -343,31 +285,12 @@ func TestG6AgentKilledAtEveryStep(t *testing.T) {
 }
 
 func killAtEveryStep(t *testing.T, w *world) {
-	stop := failpoint.Record()
-	id := w.create(t, withMain("sleep", "100"), w.net)
-	names := stop()
-	must(t, w.r.Destroy(t.Context(), id))
-	for _, n := range names {
-		if !strings.HasPrefix(n, "container.create.") {
-			continue
-		}
-		w.close(t)
-		req := dsec.NewSandboxID("t")
+	agent := func(t *testing.T, at string, id dsec.SandboxID) *exec.Cmd {
 		cmd := exec.Command(os.Args[0], "-test.run=TestG6AgentKilledAtEveryStep$")
-		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{n, w.dir, w.name, string(req), fmt.Sprint(w.uidBase), layertest.Base(t).Meta, fmt.Sprint(w.shells), fmt.Sprint(w.linked)}, "\x1f"))
-		out, err := cmd.CombinedOutput()
-		if ee, ok := errors.AsType[*exec.ExitError](err); !ok || ee.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-			t.Fatalf("%s: the agent ended with %v: %s", n, err, out)
-		}
-		w.open(t)
-		list, err := w.r.List(t.Context())
-		must(t, err)
-		if len(list) > 0 && (n != "container.create.main.after" || !list[0].Running) {
-			t.Errorf("%s: %+v", n, list)
-		}
-		must(t, w.r.Destroy(t.Context(), req))
-		w.wantNothing(t)
+		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{at, w.dir, w.name, string(id), fmt.Sprint(w.uidBase), layertest.Base(t).Meta, fmt.Sprint(w.shells), fmt.Sprint(w.linked)}, "\x1f"))
+		return cmd
 	}
+	w.faults().Kill(t, agent, func() { w.close(t) }, func() { w.open(t) })
 }
 
 // net has a sandbox with a network, in a world that has one.
@@ -436,11 +359,6 @@ func TestG8LoopsLeaveNothing(t *testing.T) {
 	eventually(t, "descriptors are back to where they were", func() bool {
 		return countFDs(t, os.Getpid()) <= fds+4 && countFDs(t, w.hold.Info().PID) <= holdFDs
 	})
-}
-
-// isShared: v1 groups that say "these CPUs" are made once and stay.
-func isShared(line string) bool {
-	return strings.Contains(line, "/cpus-") || strings.Contains(line, "/dev-")
 }
 
 func countFDs(t *testing.T, pid int) int {

@@ -60,14 +60,14 @@ func TestOpenNetworkHasAnAddressAndItsFiles(t *testing.T) {
 	id := w.create(t, openNet)
 	script := "ip -4 addr show eth0 | sed -n 's/.*inet \\([0-9.]*\\).*/\\1/p'; grep $(hostname) /etc/hosts | cut -f1; grep nameserver /etc/resolv.conf; ip route | grep -c default"
 	o := w.sh(t, id, script)
-	f := strings.Fields(o.stdout)
+	f := strings.Fields(o.Stdout)
 	if len(f) != 7 || f[0] != f[1] || f[3] != "9.9.9.9" || f[5] != n.Gateway().String() || f[6] != "1" {
-		t.Errorf("%q %s", o.stdout, o.stderr)
+		t.Errorf("%q %s", o.Stdout, o.Stderr)
 	}
 	must(t, w.r.Stop(t.Context(), id, 0))
 	_, err = w.r.Start(t.Context(), id)
 	must(t, err)
-	if g := strings.Fields(w.sh(t, id, script).stdout); len(g) != 7 || g[0] != g[1] {
+	if g := strings.Fields(w.sh(t, id, script).Stdout); len(g) != 7 || g[0] != g[1] {
 		t.Errorf("after a restart: %q", g)
 	}
 	must(t, w.r.Destroy(t.Context(), id))

@@ -79,7 +79,7 @@ func TestAPackedDiskIsRestored(t *testing.T) {
 			lower := lowerOf(t)
 			id := w.create(t, on(lower))
 			w.want(t, id, nasty, "")
-			want := w.sh(t, id, show).stdout
+			want := w.sh(t, id, show).Stdout
 			running, p := w.pack(t, id)
 			if p.Pause <= 0 {
 				t.Errorf("paused for %v", p.Pause)
@@ -101,7 +101,7 @@ func TestAPackedDiskIsRestored(t *testing.T) {
 				want string
 			}{{"running", running, want}, {"paused", paused, later}, {"stopped", stopped, later}} {
 				again := w.create(t, on(lower, c.l))
-				if got := w.sh(t, again, show).stdout; got != c.want {
+				if got := w.sh(t, again, show).Stdout; got != c.want {
 					t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
 				}
 				w.want(t, again, "cat /etc/hostname", string(again)+"\n") // its own
@@ -205,8 +205,8 @@ func TestH11_ARunningDatabaseIsConsistent(t *testing.T) {
 					l, _ := w.pack(t, id)
 					again := w.create(t, on(sqlite, l))
 					o := w.sh(t, again, `echo "pragma integrity_check; select count(*) > 300 from t;" | sqlite3 /root/db`)
-					if o.stdout != "ok\n1\n" {
-						t.Errorf("%q %q", o.stdout, o.stderr)
+					if o.Stdout != "ok\n1\n" {
+						t.Errorf("%q %q", o.Stdout, o.Stderr)
 					}
 					must(t, w.r.Destroy(t.Context(), again))
 				}

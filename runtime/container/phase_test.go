@@ -60,7 +60,7 @@ func (w *world) setPhase(t testing.TB, id dsec.SandboxID, name string) runtime.M
 func (w *world) finds(t testing.TB, id dsec.SandboxID) string {
 	t.Helper()
 	o := w.sh(t, id, "find / -xdev -type f -print | while read f; do grep -l "+secret+" \"$f\" 2>/dev/null; done; find / -xdev -name '*hidden*' -o -xdev -name '*answer*'")
-	return o.stdout
+	return o.Stdout
 }
 
 // onDisk says in which files below a directory of the disk of a sandbox the secret is.
@@ -94,7 +94,7 @@ func TestAMoveKillsEverythingAndNothingElse(t *testing.T) {
 	p, err := w.r.Exec(t.Context(), id, process.Spec{ID: "tree", Argv: []string{"/bin/sh", "-c", "setsid sleep 1000 & trap '' TERM INT HUP; (while true; do sleep 0.01; done) & sleep 1000"}})
 	must(t, err)
 	left := w.run(t, id, process.Spec{ID: "left", Argv: []string{"/bin/sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo on"}})
-	if left.stdout != "on\n" {
+	if left.Stdout != "on\n" {
 		t.Fatalf("%+v", left)
 	}
 	m := w.setPhase(t, id, "b")
@@ -200,8 +200,8 @@ func TestReadOnlyPathsCannotBeChangedNorMoved(t *testing.T) {
 		}
 	}
 	w.want(t, id, "echo evil > /tmp/config; cat /repo/.git/config; echo more >> /repo/code.py; tail -1 /repo/code.py", "[core]\nmore\n")
-	if o := w.run(t, id, process.Spec{User: "user", Argv: []string{"/bin/id", "-u"}}); o.stdout != "1000\n" {
-		t.Errorf("with a read-only /etc/passwd its users are %q", o.stdout)
+	if o := w.run(t, id, process.Spec{User: "user", Argv: []string{"/bin/id", "-u"}}); o.Stdout != "1000\n" {
+		t.Errorf("with a read-only /etc/passwd its users are %q", o.Stdout)
 	}
 	f := w.files(t, id, "0")
 	if err := f.Mkdir(t.Context(), "/repo/.git/hooks", 0o755, false); err == nil {
@@ -245,7 +245,7 @@ func TestCommandsHaveTheRightsOfTheirPhase(t *testing.T) {
 		dsec.Phase{Name: "root", DropCapabilities: []string{"kill", "setuid"}, Writable: []string{"/repo", "/tmp"}},
 		dsec.Phase{Name: "tools", Executables: []string{"/bin"}}))
 	grep := "grep -E 'CapBnd|NoNewPrivs' /proc/self/status"
-	before := w.sh(t, id, "id -u; "+grep).stdout
+	before := w.sh(t, id, "id -u; "+grep).Stdout
 	w.want(t, id, "sed -i 's/^user:x:1000/user:x:0/' /etc/passwd; cp /bin/busybox /repo/busybox; chmod 4755 /repo/busybox; id -u", "0\n")
 	w.setPhase(t, id, "code")
 	if _, err := w.try(id, process.Spec{Argv: []string{"id"}}); !errors.Is(err, dsec.PermissionDenied.Err()) {
@@ -255,15 +255,15 @@ func TestCommandsHaveTheRightsOfTheirPhase(t *testing.T) {
 		t.Errorf("root ran: %v", err)
 	}
 	o := w.run(t, id, process.Spec{User: "1000", Argv: []string{"/bin/sh", "-c", "id -u; " + grep + "; /repo/busybox id -u"}})
-	if o.stdout != "1000\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\n1000\n" || before == o.stdout {
-		t.Errorf("%q, before %q", o.stdout, before)
+	if o.Stdout != "1000\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\n1000\n" || before == o.Stdout {
+		t.Errorf("%q, before %q", o.Stdout, before)
 	}
 	w.setPhase(t, id, "root")
 	w.want(t, id, "echo a > /repo/x; echo b > /tmp/y; echo c > /dev/null; mv /tmp/y /repo/y; cat /repo/x /repo/y; ln -s /etc /repo/etc; mkdir /tmp/d; rmdir /tmp/d", "a\nb\n")
 	for _, evil := range []string{"echo x > /etc/new", "echo x >> /etc/hosts", "rm /var/backup/keep", "mv /var/backup/keep /repo/", "echo > /repo/etc/new", "ln /etc/hosts /repo/h; echo > /repo/h; test -s /etc/hosts && false",
 		": > /etc/hostname", "mkdir /new", "mknod /null c 1 3"} {
 		if o := w.sh(t, id, evil); o.ExitCode == 0 {
-			t.Errorf("%s succeeded: %s", evil, o.stdout)
+			t.Errorf("%s succeeded: %s", evil, o.Stdout)
 		}
 	}
 	w.setPhase(t, id, "tools")
@@ -285,14 +285,14 @@ func TestServicesCannotBeReachedByThoseWhoComeLater(t *testing.T) {
 	uid := fmt.Sprint(serviceUID("service"))
 	w.want(t, id, "grep -h -E '^(Uid|Gid|CapBnd|NoNewPrivs)' /proc/$(ps -o pid,args | grep ' sleep 1000$' | sed 's/^ *//; s/ .*//')/status",
 		strings.ReplaceAll("Uid:\t#\t#\t#\t#\nGid:\t#\t#\t#\t#\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\n", "#", uid))
-	if o := w.sh(t, id, "ps -o pid,args | grep ' sleep 1000$' | wc -l"); o.stdout != "1\n" {
-		t.Fatalf("processes of the service: %q", o.stdout) // what follows would mean nothing
+	if o := w.sh(t, id, "ps -o pid,args | grep ' sleep 1000$' | wc -l"); o.Stdout != "1\n" {
+		t.Fatalf("processes of the service: %q", o.Stdout) // what follows would mean nothing
 	}
 	of := "S=$(ps -o pid,args | grep ' sleep 1000$' | sed 's/^ *//; s/ .*//'); "
 	for _, evil := range []string{"kill $S", "kill -9 -1; kill -0 $S", "head -c 1 /proc/$S/mem", "readlink /proc/$S/fd/1", "echo evil > /proc/$S/fd/1", "ls /proc/$S/map_files/ | grep -q . ", "readlink /proc/$S/exe", "su " + uid + " -s /bin/sh -c 'kill $S'", "chroot / true && setuidgid " + uid + " kill $S",
 		"/tmp/busybox kill $S"} {
 		if o := w.sh(t, id, of+evil); o.ExitCode == 0 {
-			t.Errorf("%s succeeded: %s", evil, o.stdout)
+			t.Errorf("%s succeeded: %s", evil, o.Stdout)
 		}
 	}
 	if _, err := w.try(id, process.Spec{User: uid, Argv: []string{"id"}}); !errors.Is(err, dsec.PermissionDenied.Err()) {

@@ -57,7 +57,7 @@ int main(int argc, char **argv) {
 	id := w.create(t, phases(t, dsec.Phase{Name: "all"}, dsec.Phase{Name: "few", Executables: []string{"/bin", "/m"}}), func(r *runtime.Request) {
 		r.Layers.Layers = append(r.Layers.Layers, withTools(t, map[string]string{"m": out}))
 	})
-	run := func(flags string) string { return w.run(t, id, process.Spec{Argv: []string{"/m", flags}}).stdout }
+	run := func(flags string) string { return w.run(t, id, process.Spec{Argv: []string{"/m", flags}}).Stdout }
 	if got := run("1"); got != "ran from memory\n" {
 		t.Fatalf("where nothing is listed: %q", got)
 	}

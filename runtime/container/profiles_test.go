@@ -93,12 +93,12 @@ func (w *world) answers(t testing.TB, id dsec.SandboxID, user string, args ...st
 	t.Helper()
 	o := w.run(t, id, process.Spec{Argv: append([]string{"/ab"}, args...), User: user})
 	all := map[string]string{}
-	for line := range strings.Lines(o.stdout) {
+	for line := range strings.Lines(o.Stdout) {
 		name, v, _ := strings.Cut(strings.TrimSpace(line), " ")
 		all[name] = v
 	}
 	if len(all) == 0 {
-		t.Errorf("%v said nothing: %q %+v", args, o.stderr, o.Result)
+		t.Errorf("%v said nothing: %q %+v", args, o.Stderr, o.Result)
 	}
 	return all
 }
@@ -129,8 +129,8 @@ func TestPwnTracesSniffsAndDumps(t *testing.T) {
 	wantAnswers(t, "packet as user", w.answers(t, id, "user", "packet"), map[string]any{"packet": unix.EPERM})
 	wantAnswers(t, "raw", w.answers(t, id, "", "raw"), map[string]any{"raw": 0})
 	w.want(t, id, "ping -c 1 -W 5 127.0.0.1 | grep -c 'seq=0'; setsid ping -c 1 127.0.0.1 >/dev/null && echo up", "1\nup\n")
-	if o := w.run(t, id, process.Spec{Argv: []string{"/su", "euid"}, User: "user"}); o.stdout != "0\n" {
-		t.Errorf("setuid: %q %s", o.stdout, o.stderr)
+	if o := w.run(t, id, process.Spec{Argv: []string{"/su", "euid"}, User: "user"}); o.Stdout != "0\n" {
+		t.Errorf("setuid: %q %s", o.Stdout, o.Stderr)
 	}
 	w.want(t, id, `a=$(/ab stack); b=$(/ab stack); test "$a" = "$b" && echo same; /ab crash 2>/dev/null; test $(cat core* | wc -c) -gt 4096 && echo dumped`, "same\ndumped\n")
 	build := w.create(t, under(confine.Build, l))
@@ -172,19 +172,19 @@ int main(int argc, char **argv) {
 	for _, p := range []confine.Profile{confine.Debug, confine.Pwn} {
 		id := w.create(t, under(p, l))
 		o := w.sh(t, id, "gdb -nx -batch -ex 'break stop' -ex run -ex 'print shared + n' -ex finish -ex continue /plain 2>&1")
-		if !strings.Contains(o.stdout, "Breakpoint 1, stop") || !strings.Contains(o.stdout, "$1 = 42") || !strings.Contains(o.stdout, "exited normally") {
-			t.Errorf("gdb under %s: %s%s", p, o.stdout, o.stderr)
+		if !strings.Contains(o.Stdout, "Breakpoint 1, stop") || !strings.Contains(o.Stdout, "$1 = 42") || !strings.Contains(o.Stdout, "exited normally") {
+			t.Errorf("gdb under %s: %s%s", p, o.Stdout, o.Stderr)
 		}
 		o = w.sh(t, id, "strace -f -e trace=execve,write sh -c '/plain; true' 2>&1")
-		if !strings.Contains(o.stdout, `execve("/plain"`) || !strings.Contains(o.stdout, `write(1, "42\n"`) {
-			t.Errorf("strace under %s: %s%s", p, o.stdout, o.stderr)
+		if !strings.Contains(o.Stdout, `execve("/plain"`) || !strings.Contains(o.Stdout, `write(1, "42\n"`) {
+			t.Errorf("strace under %s: %s%s", p, o.Stdout, o.Stderr)
 		}
 		w.want(t, id, "/asan", "42\n") // its leak checker traces
 	}
 	id := w.create(t, under(confine.Build, l))
 	w.want(t, id, "ASAN_OPTIONS=detect_leaks=0 /asan", "42\n")
-	if o := w.sh(t, id, "ASAN_OPTIONS=detect_leaks=0 /asan x"); !strings.Contains(o.stderr, "heap-buffer-overflow") || o.ExitCode == 0 {
-		t.Errorf("ASan under build: %q %q %d", o.stdout, o.stderr, o.ExitCode)
+	if o := w.sh(t, id, "ASAN_OPTIONS=detect_leaks=0 /asan x"); !strings.Contains(o.Stderr, "heap-buffer-overflow") || o.ExitCode == 0 {
+		t.Errorf("ASan under build: %q %q %d", o.Stdout, o.Stderr, o.ExitCode)
 	}
 }
 
@@ -208,8 +208,8 @@ func TestDesktopGivesChromiumItsSandboxAndNoMore(t *testing.T) {
 	// Of each user, as many as are allowed and not one more.
 	most := confine.NestedMax()["max_user_namespaces"]
 	for _, user := range []string{"4321", "4322"} {
-		if o := w.run(t, id, process.Spec{Argv: []string{"/ab", "many"}, User: user}); o.stdout != fmt.Sprintf("%d then %d\n", most, unix.ENOSPC) {
-			t.Errorf("many as %s: %q %s", user, o.stdout, o.stderr)
+		if o := w.run(t, id, process.Spec{Argv: []string{"/ab", "many"}, User: user}); o.Stdout != fmt.Sprintf("%d then %d\n", most, unix.ENOSPC) {
+			t.Errorf("many as %s: %q %s", user, o.Stdout, o.Stderr)
 		}
 	}
 	build := w.create(t, under(confine.Build, l))
@@ -260,13 +260,13 @@ func TestAppArmorHoldsWithoutSeccomp(t *testing.T) {
 		names[name] = true
 		for _, user := range []string{"", "user"} {
 			o := w.run(t, id, process.Spec{Argv: []string{"cat", "/proc/self/attr/apparmor/current"}, User: user})
-			if o.stdout != name+" (enforce)\n" {
-				t.Errorf("as %q: %q %s", user, o.stdout, o.stderr)
+			if o.Stdout != name+" (enforce)\n" {
+				t.Errorf("as %q: %q %s", user, o.Stdout, o.Stderr)
 			}
 		}
 		w.want(t, id, "ping -c 1 127.0.0.1 >/dev/null 2>&1 && echo raw; echo end", map[bool]string{false: "end\n", true: "raw\nend\n"}[p == confine.Pwn])
-		if o := w.sh(t, id, "mount -t tmpfs none /tmp"); o.ExitCode == 0 || !strings.Contains(o.stderr, "ermission denied") {
-			t.Errorf("mount: %q %d", o.stderr, o.ExitCode)
+		if o := w.sh(t, id, "mount -t tmpfs none /tmp"); o.ExitCode == 0 || !strings.Contains(o.Stderr, "ermission denied") {
+			t.Errorf("mount: %q %d", o.Stderr, o.ExitCode)
 		}
 		w.want(t, id, "sleep 100 & kill $! && wait $!; echo $?", "143\n")
 		must(t, w.r.Stop(t.Context(), id, 0))

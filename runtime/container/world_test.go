@@ -25,6 +25,7 @@ import (
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
@@ -279,56 +280,29 @@ func (w *world) create(t testing.TB, f ...func(*runtime.Request)) dsec.SandboxID
 	return r.ID
 }
 
-type outcome struct {
-	process.Result
-	stdout, stderr string
-}
-
 // run runs a command to its end and releases it.
-func (w *world) run(t testing.TB, id dsec.SandboxID, s process.Spec) outcome {
+func (w *world) run(t testing.TB, id dsec.SandboxID, s process.Spec) runtimetest.Outcome {
 	t.Helper()
 	o, err := w.try(id, s)
 	must(t, err)
 	return o
 }
 
-func (w *world) try(id dsec.SandboxID, s process.Spec) (o outcome, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	p, err := w.r.Exec(ctx, id, s)
-	if err != nil {
-		return o, err
-	}
-	if o.Result, err = p.Wait(ctx); err != nil {
-		return o, err
-	}
-	for _, x := range []struct {
-		s    process.Stream
-		into *string
-	}{{process.Stdout, &o.stdout}, {process.Stderr, &o.stderr}} {
-		if x.s == process.Stderr && s.PTY != nil {
-			continue
-		}
-		head, rest, _, err := p.Kept(ctx, x.s)
-		if err != nil {
-			return o, err
-		}
-		*x.into = string(head) + string(rest)
-	}
-	return o, p.Release(ctx)
+func (w *world) try(id dsec.SandboxID, s process.Spec) (runtimetest.Outcome, error) {
+	return runtimetest.Try(w.r, id, s)
 }
 
-func (w *world) sh(t testing.TB, id dsec.SandboxID, script string) outcome {
+func (w *world) sh(t testing.TB, id dsec.SandboxID, script string) runtimetest.Outcome {
 	t.Helper()
-	return w.run(t, id, process.Spec{Argv: []string{"/bin/sh", "-c", script}})
+	return w.run(t, id, runtimetest.Shell(script))
 }
 
 // want runs a script as root and compares what it prints.
 func (w *world) want(t testing.TB, id dsec.SandboxID, script, want string) {
 	t.Helper()
 	o := w.sh(t, id, script)
-	if o.stdout != want || o.ExitCode != 0 {
-		t.Errorf("%s\n got %q (%d) %s\nwant %q", script, o.stdout, o.ExitCode, o.stderr, want)
+	if o.Stdout != want || o.ExitCode != 0 {
+		t.Errorf("%s\n got %q (%d) %s\nwant %q", script, o.Stdout, o.ExitCode, o.Stderr, want)
 	}
 }
 

@@ -1,13 +1,11 @@
 package fullvm
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,155 +13,63 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/diskimage"
-	"github.com/opendsec/dsec/internal/failpoint"
 	"github.com/opendsec/dsec/internal/leak"
+	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 )
 
 func withMain(argv ...string) func(*runtime.Request) {
 	return func(r *runtime.Request) { r.Spec.Command = argv }
 }
 
-// stepsOf are the failpoints of a call; the shorter run has those behind each step.
-func stepsOf(t *testing.T, prefix string, call func()) []string {
-	t.Helper()
-	stop := failpoint.Record()
-	call()
-	names := slices.DeleteFunc(stop(), func(n string) bool {
-		return !strings.HasPrefix(n, prefix) || !long && !strings.HasSuffix(n, ".after")
-	})
-	if len(names) < 8 {
-		t.Fatalf("failpoints of %s: %v", prefix, names)
-	}
-	return names
-}
-
-func (w *world) wantNothingSince(t *testing.T, before leak.Snapshot) {
-	t.Helper()
-	var left []string
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		left = slices.DeleteFunc(leak.Take(w.name).Since(before), func(line string) bool {
-			return strings.Contains(line, "/cpus-") || strings.Contains(line, "/dev-") // groups that are made once and stay
-		})
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatal("left:", left)
-		}
-	}
-}
-
 // exitOf waits for the end of a sandbox that nobody asked for.
 func (w *world) exitOf(t *testing.T, id dsec.SandboxID) runtime.Exit {
 	t.Helper()
-	for late := time.After(30 * time.Second); ; {
-		select {
-		case x := <-w.r.Exits():
-			if x.ID == id {
-				return x
-			}
-		case <-late:
-			t.Fatalf("no exit of %s", id)
-		}
-	}
+	return runtimetest.ExitOf(t, w.r, id)
+}
+
+func (w *world) faults(disk layer.Local) runtimetest.Faults {
+	return runtimetest.Faults{Runtime: func() runtime.Runtime { return w.r }, Prefix: "fullvm.", Last: "create.made.", Try: runtimetest.Behind,
+		Request: func(*testing.T) runtime.Request { return request(disk, small) }, Empty: func(t *testing.T) { t.Helper(); w.wantNothing(t) }}
 }
 
 func TestFaultAtEveryStepLeavesNothing(t *testing.T) {
-	w := newWorld(t)
-	disk := tiny(t)
-	req := func() runtime.Request { return request(disk, small) }
-	var id dsec.SandboxID
-	names := stepsOf(t, "fullvm.create.", func() {
-		r := req()
-		id = r.ID
-		_, err := w.r.Create(t.Context(), r)
-		must(t, err)
-	})
-	must(t, w.r.Destroy(t.Context(), id))
+	w, disk := newWorld(t), tiny(t)
+	must(t, w.r.Destroy(t.Context(), w.create(t, request(disk, small)).id)) // what is made once for all is there
 	before := leak.Take(w.name)
-	for _, n := range names {
-		disarm := failpoint.Arm(n, failpoint.Once(errors.New("broken on purpose")))
-		_, err := w.r.Create(t.Context(), req())
-		disarm()
-		if err == nil || !strings.Contains(err.Error(), "broken on purpose") || strings.Contains(err.Error(), "undo") {
-			t.Errorf("%s: %v", n, err)
-		}
-		w.wantNothing(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		disarm = failpoint.Arm(n, failpoint.Call(cancel))
-		r := req()
-		_, err = w.r.Create(ctx, r)
-		disarm()
-		cancel()
-		last := strings.HasPrefix(n, "fullvm.create.made.") // nothing is left to give up
-		if class := dsec.ClassOf(err); class != dsec.Canceled && !(last && class == "") {
-			t.Errorf("%s cancelled: %v", n, err)
-		}
-		if err == nil {
-			must(t, w.r.Destroy(t.Context(), r.ID))
-		}
-		w.wantNothing(t)
-	}
-	w.wantNothingSince(t, before)
+	w.faults(disk).Create(t)
+	runtimetest.WantNothingSince(t, w.name, before)
 }
 
 func TestFaultAtEveryStepOfAStartLeavesItStopped(t *testing.T) {
-	w := newWorld(t)
-	b := w.create(t, request(tiny(t), small))
+	w, disk := newWorld(t), tiny(t)
+	b := w.create(t, request(disk, small))
 	must(t, w.r.Stop(t.Context(), b.id, 0))
-	names := stepsOf(t, "fullvm.start.", func() {
-		_, err := w.r.Start(t.Context(), b.id)
-		must(t, err)
-	})
-	must(t, w.r.Stop(t.Context(), b.id, 0))
-	for _, n := range names {
-		disarm := failpoint.Arm(n, failpoint.Once(errors.New("broken on purpose")))
-		_, err := w.r.Start(t.Context(), b.id)
-		disarm()
-		if err == nil || !strings.Contains(err.Error(), "broken on purpose") || strings.Contains(err.Error(), "undo") {
-			t.Errorf("%s: %v", n, err)
-		}
+	w.faults(disk).Start(t, b.id, func(t *testing.T) {
 		if groups, err := w.groups.List(); err != nil || len(groups) > 0 {
-			t.Errorf("%s: control groups %v %v", n, groups, err)
+			t.Errorf("control groups %v %v", groups, err)
 		}
 		if all, err := w.driver.Names(t.Context()); err != nil || len(all) > 0 {
-			t.Errorf("%s: machines %v %v", n, all, err)
+			t.Errorf("machines %v %v", all, err)
 		}
-	}
-	_, err := w.r.Start(t.Context(), b.id)
-	must(t, err)
+	})
 	b.says("R")
 }
 
 // TestAgentIsKilledAtEveryStep of a creation: the next one leaves nothing of it, or goes on with what was whole.
 func TestAgentIsKilledAtEveryStep(t *testing.T) {
-	w := newWorld(t)
-	disk := tiny(t)
-	var id dsec.SandboxID
-	names := stepsOf(t, "fullvm.create.", func() { id = w.create(t, request(disk, small)).id })
-	must(t, w.r.Destroy(t.Context(), id))
-	for _, n := range names {
-		w.close(t)
-		req := request(disk, small)
-		text, err := json.Marshal(agentJob{w.dir, w.name, n, req})
+	w, disk := newWorld(t), tiny(t)
+	agent := func(t *testing.T, at string, id dsec.SandboxID) *exec.Cmd {
+		req := request(disk, small, func(r *runtime.Request) { r.ID, r.Layers.Lease = id, string(id) })
+		text, err := json.Marshal(agentJob{w.dir, w.name, at, req})
 		must(t, err)
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Env = append(os.Environ(), "DSEC_TEST_AGENT="+string(text))
-		out, err := cmd.CombinedOutput()
-		if ee, ok := errors.AsType[*exec.ExitError](err); !ok || ee.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-			t.Fatalf("%s: the agent ended with %v: %s", n, err, out)
-		}
-		w.open(t)
-		list, err := w.r.List(t.Context())
-		must(t, err)
-		if len(list) > 0 && (n != names[len(names)-1] || !list[0].Running) {
-			t.Errorf("%s: %+v", n, list)
-		}
-		must(t, w.r.Destroy(t.Context(), req.ID))
-		w.wantNothing(t)
+		return cmd
 	}
+	w.faults(disk).Kill(t, agent, func() { w.close(t) }, func() { w.open(t) })
 }
 
 // TestKilledMonitorIsNobodysFault: nobody knows why it ended, its commands end with it, and its disk is as after a

@@ -29,6 +29,7 @@ import (
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/qemu"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 )
 
 // testUID is the first user of machines of these tests.
@@ -299,17 +300,8 @@ func (b *box) run(script string) string {
 }
 
 func (b *box) try(script string) (string, process.Result, error) {
-	ctx := b.ctx()
-	p, err := b.r.Exec(ctx, b.id, process.Spec{Argv: []string{"/bin/sh", "-c", script}})
-	if err != nil {
-		return "", process.Result{}, err
-	}
-	res, err := p.Wait(ctx)
-	if err != nil {
-		return "", res, err
-	}
-	head, rest, _, err := p.Kept(ctx, process.Stdout)
-	return string(head) + string(rest), res, err
+	o, err := runtimetest.Try(b.r, b.id, runtimetest.Shell(script))
+	return o.Stdout, o.Result, err
 }
 
 // shown is what the program on the screen says that it shows.

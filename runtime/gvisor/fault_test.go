@@ -2,70 +2,49 @@ package gvisor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/failpoint"
+	"github.com/opendsec/dsec/internal/hold"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
-	"github.com/opendsec/dsec/runtime/tier"
 )
 
 func withMain(argv ...string) func(*runtime.Request) {
 	return func(r *runtime.Request) { r.Spec.Command = argv }
 }
 
-// TestAFaultInEveryStepLeavesNothing breaks a creation, then a start, behind each step.
-func TestAFaultInEveryStepLeavesNothing(t *testing.T) {
+func (w *world) faults(short bool) runtimetest.Faults {
+	return runtimetest.Faults{Runtime: func() runtime.Runtime { return w.r }, Prefix: "gvisor.", Last: "create.main",
+		Request: func(t *testing.T) runtime.Request { return request(t, withMain("sleep", "300")) }, Empty: func(t *testing.T) { t.Helper(); w.wantNothing(t) },
+		Try: func(i int, _ string) bool { return i%4 == 1 || !short || os.Getenv("DSEC_LONG") != "" }}
+}
+
+func TestG5FaultAtEveryStepLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	must(t, w.r.TrySentry(t.Context())) // else its steps are recorded, too
-	stop := failpoint.Record()
-	id := w.create(t, withMain("sleep", "300"))
-	created := stop()
-	if len(created) < 8 {
-		t.Fatalf("failpoints %v", created)
-	}
+	w.faults(false).Create(t)
+}
+
+func TestG5FaultAtEveryStepOfAStartLeavesItStopped(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(t)
+	w.want(t, id, "echo kept > /f", "")
 	must(t, w.r.Stop(t.Context(), id, 0))
-	stop = failpoint.Record()
-	_, err := w.r.Start(t.Context(), id)
-	must(t, err)
-	started := stop()
-	must(t, w.r.Stop(t.Context(), id, 0))
-	for _, n := range started {
-		if !strings.HasPrefix(n, "gvisor.start.") {
-			continue
+	w.faults(false).Start(t, id, func(t *testing.T) {
+		known, err := w.hold.List(t.Context())
+		if err != nil || slices.ContainsFunc(known, func(s hold.SandboxInfo) bool { return !s.Ended }) {
+			t.Errorf("the hold knows %v %v", known, err)
 		}
-		disarm := failpoint.Arm(n, failpoint.Once(errors.New("broken on purpose")))
-		_, err := w.r.Start(t.Context(), id)
-		disarm()
-		if err == nil || !strings.Contains(err.Error(), "on purpose") {
-			t.Errorf("%s: %v", n, err)
-		}
-		if _, ok := w.r.boxes.Reserve(id).Status(); !ok || w.r.boxes.Reserve(id).GetPhase() != tier.Stopped {
-			t.Errorf("%s: it is not stopped", n)
-		}
-	}
-	_, err = w.r.Start(t.Context(), id)
-	must(t, err)
-	must(t, w.r.Destroy(t.Context(), id))
-	for _, n := range created {
-		if !strings.HasPrefix(n, "gvisor.create.") {
-			continue
-		}
-		disarm := failpoint.Arm(n, failpoint.Once(errors.New("broken on purpose")))
-		_, err := w.r.Create(t.Context(), request(t, withMain("sleep", "300")))
-		disarm()
-		if err == nil || !strings.Contains(err.Error(), "on purpose") {
-			t.Errorf("%s: %v", n, err)
-		}
-		w.wantNothing(t)
-	}
+	})
+	w.want(t, id, "cat /f", "kept\n")
 }
 
 const killedEnv = "DSEC_GVISOR_KILLED"
@@ -79,31 +58,12 @@ func TestAgentKilledAtEveryStep(t *testing.T) {
 	}
 	w := newWorld(t)
 	must(t, w.r.TrySentry(t.Context()))
-	stop := failpoint.Record()
-	id := w.create(t, withMain("sleep", "100"))
-	names := stop()
-	must(t, w.r.Destroy(t.Context(), id))
-	for i, n := range names {
-		if !strings.HasPrefix(n, "gvisor.create.") || i%4 != 1 && os.Getenv("DSEC_LONG") == "" {
-			continue
-		}
-		w.close(t)
-		req := dsec.NewSandboxID("t")
+	agent := func(t *testing.T, at string, id dsec.SandboxID) *exec.Cmd {
 		cmd := exec.Command(os.Args[0], "-test.run=TestAgentKilledAtEveryStep$")
-		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{n, w.dir, w.name, string(req), fmt.Sprint(w.uidBase), layertest.Base(t).Meta}, "\x1f"))
-		out, err := cmd.CombinedOutput()
-		if ee, ok := errors.AsType[*exec.ExitError](err); !ok || ee.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-			t.Fatalf("%s: the agent ended with %v: %s", n, err, out)
-		}
-		w.open(t)
-		list, err := w.r.List(t.Context())
-		must(t, err)
-		if len(list) > 0 && (!strings.HasPrefix(n, "gvisor.create.main") || !list[0].Running) {
-			t.Errorf("%s: %+v", n, list)
-		}
-		must(t, w.r.Destroy(t.Context(), req))
-		w.wantNothing(t)
+		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{at, w.dir, w.name, string(id), fmt.Sprint(w.uidBase), layertest.Base(t).Meta}, "\x1f"))
+		return cmd
 	}
+	w.faults(true).Kill(t, agent, func() { w.close(t) }, func() { w.open(t) })
 }
 
 func killedAgent(t *testing.T, f []string) {

@@ -231,8 +231,8 @@ func TestAStopKeepsWhatOverlaysAreMadeOf(t *testing.T) {
 	_, err := w.r.Start(t.Context(), id)
 	must(t, err)
 	after := w.sh(t, id, script)
-	if before.stdout != after.stdout || !strings.HasSuffix(before.stdout, "2\n2\n3000000\n") || !strings.Contains(before.stdout, "new\ngone\n") {
-		t.Errorf("before %q %s\nafter %q %s", before.stdout, before.stderr, after.stdout, after.stderr)
+	if before.Stdout != after.Stdout || !strings.HasSuffix(before.Stdout, "2\n2\n3000000\n") || !strings.Contains(before.Stdout, "new\ngone\n") {
+		t.Errorf("before %q %s\nafter %q %s", before.Stdout, before.Stderr, after.Stdout, after.Stderr)
 	}
 }
 

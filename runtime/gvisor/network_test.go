@@ -59,8 +59,8 @@ func TestAPolicyHoldsForTheSentrysPackets(t *testing.T) {
 	w.r.cfg.Network = n
 	id := w.create(t, allow)
 	o := w.sh(t, id, "ip -4 addr show eth0 | sed -n 's/.*inet \\([0-9.]*\\).*/\\1/p'; grep $(hostname) /etc/hosts | cut -f1; ip route | grep -c default")
-	if f := strings.Fields(o.stdout); len(f) < 3 || f[0] != f[1] || f[len(f)-1] != "1" {
-		t.Errorf("%q %s", o.stdout, o.stderr)
+	if f := strings.Fields(o.Stdout); len(f) < 3 || f[0] != f[1] || f[len(f)-1] != "1" {
+		t.Errorf("%q %s", o.Stdout, o.Stderr)
 	}
 	// What is not open is refused by the router; what is finds no way from this machine.
 	try := "echo | nc -w 2 192.0.2.1 80 2>&1 | grep -c refused; true"

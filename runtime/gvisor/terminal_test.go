@@ -37,7 +37,7 @@ func TestATerminalIsOne(t *testing.T) {
 	enter("sleep 300; echo after $((2+2))\n")
 	eventually(t, "sleep is in front", func() bool {
 		o := w.sh(t, id, "ps | grep -c '[s]leep 300'")
-		return strings.TrimSpace(o.stdout) == "1"
+		return strings.TrimSpace(o.Stdout) == "1"
 	})
 	enter("\x03")
 	enter("echo again $((3+3))\n")

@@ -175,7 +175,7 @@ func TestNumbersOfMemory(t *testing.T) {
 		}
 		idle := w.memory(t, ids)
 		for _, id := range ids {
-			if o := w.run(t, id, "find /tree -type f -exec cat {} + | wc -c"); o.stdout != fmt.Sprintln(imageFiles*imageFile) {
+			if o := w.run(t, id, "find /tree -type f -exec cat {} + | wc -c"); o.Stdout != fmt.Sprintln(imageFiles*imageFile) {
 				t.Fatalf("%+v", o)
 			}
 		}
@@ -240,7 +240,7 @@ func TestNumbersOfMoments(t *testing.T) {
 		grow := func(r *runtime.Request) { r.Spec.Limits.Memory, r.Spec.Limits.Disk = 1<<30, 1<<30 }
 		id := w.create(t, grow)
 		if dirty > 0 {
-			if o := w.run(t, id, fmt.Sprintf("yes 0123456789abcdef | head -c %d >/big; cat /big >/dev/null; echo $?", dirty*1000*1000)); o.stdout != "0\n" {
+			if o := w.run(t, id, fmt.Sprintf("yes 0123456789abcdef | head -c %d >/big; cat /big >/dev/null; echo $?", dirty*1000*1000)); o.Stdout != "0\n" {
 				t.Fatalf("%+v", o)
 			}
 		}

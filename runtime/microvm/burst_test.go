@@ -12,6 +12,7 @@ import (
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/qemu"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 )
 
 // plainVMM has no balloon in some machines.
@@ -102,7 +103,7 @@ func TestNumbersOfBursts(t *testing.T) {
 
 // burst runs one, however long it takes a machine that has other things to do.
 func (w *world) burst(ctx context.Context, id dsec.SandboxID) error {
-	p, err := w.r.Exec(ctx, id, shell(burst))
+	p, err := w.r.Exec(ctx, id, runtimetest.Shell(burst))
 	if err != nil {
 		return err
 	}

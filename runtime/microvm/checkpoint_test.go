@@ -120,7 +120,7 @@ func TestCheckpointGoesOnOnAnotherNode(t *testing.T) {
 	must(t, err)
 	before := time.Now()
 	now := b.run(t, copied, tell+"; cat /root/file; date +%s")
-	old, lines := strings.Split(was.stdout, "\n"), strings.Split(strings.TrimSpace(now.stdout), "\n")
+	old, lines := strings.Split(was.Stdout, "\n"), strings.Split(strings.TrimSpace(now.Stdout), "\n")
 	if len(lines) != 6 || lines[0] != string(copied) || lines[4] != "kept" {
 		t.Fatalf("%+v", now)
 	}
@@ -140,7 +140,7 @@ func TestCheckpointGoesOnOnAnotherNode(t *testing.T) {
 	must(t, b.r.Stop(t.Context(), copied, 0))
 	_, err = b.r.Start(t.Context(), copied)
 	must(t, err)
-	if o := b.run(t, copied, "cat /root/file"); o.stdout != "kept\n" {
+	if o := b.run(t, copied, "cat /root/file"); o.Stdout != "kept\n" {
 		t.Errorf("%+v", o)
 	}
 }
@@ -346,7 +346,7 @@ func TestCheckpointOnLayersThatAreElsewhere(t *testing.T) {
 	must(t, err)
 	looks := func(what string, asDisk bool) {
 		t.Helper()
-		if o := b.run(t, id, read); o.stdout != "fffxx" {
+		if o := b.run(t, id, read); o.Stdout != "fffxx" {
 			t.Errorf("%s: %+v", what, o)
 		}
 		if rec, err := readRecord(b.r.dir(id), id); err != nil || len(rec.Read) != 2 || rec.Read[1] != asDisk {

@@ -1,16 +1,13 @@
 package microvm
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/failpoint"
@@ -18,6 +15,7 @@ import (
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 )
 
 // long is for the full lengths.
@@ -27,70 +25,24 @@ func withMain(argv ...string) func(*runtime.Request) {
 	return func(r *runtime.Request) { r.Spec.Command = argv }
 }
 
-// steps are the failpoints of a call; the shorter run has those behind each step.
-func steps(t *testing.T, prefix string, call func()) []string {
-	t.Helper()
-	stop := failpoint.Record()
-	call()
-	names := slices.DeleteFunc(stop(), func(n string) bool {
-		return !strings.HasPrefix(n, prefix) || !long && !strings.HasSuffix(n, ".after")
-	})
-	if len(names) < 8 {
-		t.Fatalf("failpoints of %s: %v", prefix, names)
-	}
-	return names
-}
-
-func (w *world) wantNothingSince(t *testing.T, before leak.Snapshot) {
-	t.Helper()
-	var left []string
-	eventually(t, "nothing is left", func() bool {
-		left = slices.DeleteFunc(leak.Take(w.name).Since(before), func(line string) bool {
-			return strings.Contains(line, "/cpus-") || strings.Contains(line, "/dev-") // groups that say "these CPUs" are made once and stay
-		})
-		return len(left) == 0
-	})
+func (w *world) faults() runtimetest.Faults {
+	return runtimetest.Faults{Runtime: func() runtime.Runtime { return w.r }, Prefix: "microvm.", Last: "create.main.after", Try: runtimetest.Behind,
+		Request: func(*testing.T) runtime.Request {
+			return request(withMain("sleep", "100"), func(r *runtime.Request) {
+				if w.linked {
+					r.Spec.Network = dsec.NetworkOpen
+				}
+			})
+		},
+		Empty: func(t *testing.T) { t.Helper(); w.nothingLeft(t) }}
 }
 
 func TestG5FaultAtEveryStepLeavesNothing(t *testing.T) {
 	w := newWorld(t, linked)
-	req := func() runtime.Request {
-		return request(withMain("sleep", "100"), func(r *runtime.Request) { r.Spec.Network = dsec.NetworkOpen })
-	}
-	var id dsec.SandboxID
-	names := steps(t, "microvm.create.", func() {
-		r := req()
-		id = r.ID
-		_, err := w.r.Create(t.Context(), r)
-		must(t, err)
-	})
-	must(t, w.r.Destroy(t.Context(), id))
+	must(t, w.r.Destroy(t.Context(), w.create(t))) // what is made once for all is there
 	before := leak.Take(w.name)
-	for _, n := range names {
-		disarm := failpoint.Arm(n, failpoint.Once(errors.New("broken on purpose")))
-		_, err := w.r.Create(t.Context(), req())
-		disarm()
-		if err == nil || !strings.Contains(err.Error(), "broken on purpose") || strings.Contains(err.Error(), "undo") {
-			t.Errorf("%s: %v", n, err)
-		}
-		w.nothingLeft(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		disarm = failpoint.Arm(n, failpoint.Call(cancel))
-		_, err = w.r.Create(ctx, req())
-		disarm()
-		if n != "microvm.create.main.after" && !errors.Is(err, dsec.Canceled.Err()) {
-			t.Errorf("%s cancelled: %v", n, err)
-		}
-		if err == nil {
-			list, err := w.r.List(t.Context())
-			must(t, err)
-			for _, s := range list {
-				must(t, w.r.Destroy(t.Context(), s.ID))
-			}
-		}
-		w.nothingLeft(t)
-	}
-	w.wantNothingSince(t, before)
+	w.faults().Create(t)
+	runtimetest.WantNothingSince(t, w.name, before)
 }
 
 func TestG5FaultAtEveryStepOfAStartLeavesItStopped(t *testing.T) {
@@ -98,28 +50,15 @@ func TestG5FaultAtEveryStepOfAStartLeavesItStopped(t *testing.T) {
 	id := w.create(t)
 	w.run(t, id, "echo kept > /f")
 	must(t, w.r.Stop(t.Context(), id, 0))
-	names := steps(t, "microvm.start.", func() {
-		_, err := w.r.Start(t.Context(), id)
-		must(t, err)
-	})
-	must(t, w.r.Stop(t.Context(), id, 0))
-	for _, n := range names {
-		disarm := failpoint.Arm(n, failpoint.Once(errors.New("broken on purpose")))
-		_, err := w.r.Start(t.Context(), id)
-		disarm()
-		if err == nil {
-			t.Errorf("%s: no error", n)
-		}
+	w.faults().Start(t, id, func(t *testing.T) {
 		if groups, err := w.groups.List(); err != nil || len(groups) > 0 {
-			t.Errorf("%s: control groups %v %v", n, groups, err)
+			t.Errorf("control groups %v %v", groups, err)
 		}
 		if names, err := w.driver.Names(t.Context()); err != nil || len(names) > 0 {
-			t.Errorf("%s: machines %v %v", n, names, err)
+			t.Errorf("machines %v %v", names, err)
 		}
-	}
-	_, err := w.r.Start(t.Context(), id)
-	must(t, err)
-	if o := w.run(t, id, "cat /f"); o.stdout != "kept\n" {
+	})
+	if o := w.run(t, id, "cat /f"); o.Stdout != "kept\n" {
 		t.Errorf("%+v", o)
 	}
 }
@@ -135,28 +74,13 @@ func TestG6AgentKilledAtEveryStep(t *testing.T) {
 		return
 	}
 	w := newWorld(t)
-	var id dsec.SandboxID
-	names := steps(t, "microvm.create.", func() { id = w.create(t, withMain("sleep", "100")) })
-	must(t, w.r.Destroy(t.Context(), id))
-	for _, n := range names {
-		w.close(t)
-		req := dsec.NewSandboxID("t")
+	agent := func(_ *testing.T, at string, id dsec.SandboxID) *exec.Cmd {
 		cmd := exec.Command(os.Args[0], "-test.run=TestG6AgentKilledAtEveryStep$")
-		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{n, w.dir, w.name, string(req), kit.dir, kit.kernel.Path, kit.kernel.SHA256,
+		cmd.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{at, w.dir, w.name, string(id), kit.dir, kit.kernel.Path, kit.kernel.SHA256,
 			kit.initramfs.Path, kit.initramfs.SHA256, fmt.Sprint(kit.base.MetaSize), fmt.Sprint(kit.base.DataSize)}, "\x1f"))
-		out, err := cmd.CombinedOutput()
-		if ee, ok := errors.AsType[*exec.ExitError](err); !ok || ee.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-			t.Fatalf("%s: the agent ended with %v: %s", n, err, out)
-		}
-		w.open(t)
-		list, err := w.r.List(t.Context())
-		must(t, err)
-		if len(list) > 0 && (n != "microvm.create.main.after" || !list[0].Running) {
-			t.Errorf("%s: %+v", n, list)
-		}
-		must(t, w.r.Destroy(t.Context(), req))
-		w.nothingLeft(t)
+		return cmd
 	}
+	w.faults().Kill(t, agent, func() { w.close(t) }, func() { w.open(t) })
 }
 
 func killedAgent(t *testing.T) {
@@ -180,16 +104,7 @@ func killedAgent(t *testing.T) {
 // exitOf waits for the end of a sandbox that nobody asked for.
 func (w *world) exitOf(t *testing.T, id dsec.SandboxID) runtime.Exit {
 	t.Helper()
-	for {
-		select {
-		case x := <-w.r.Exits():
-			if x.ID == id {
-				return x
-			}
-		case <-time.After(20 * time.Second):
-			t.Fatalf("no exit of %s", id)
-		}
-	}
+	return runtimetest.ExitOf(t, w.r, id)
 }
 
 // The monitor of a machine is killed: nobody knows why, and nothing stays.
@@ -208,7 +123,7 @@ func TestKilledMonitorIsNobodysFault(t *testing.T) {
 	// Its disk is as after a loss of power, and can be used.
 	_, err = w.r.Start(t.Context(), id)
 	must(t, err)
-	if o := w.run(t, id, "cat /f"); o.stdout != "kept\n" {
+	if o := w.run(t, id, "cat /f"); o.Stdout != "kept\n" {
 		t.Errorf("%+v", o)
 	}
 }
@@ -291,7 +206,7 @@ func TestNoRoomForADisk(t *testing.T) {
 		list, err := w.r.List(t.Context())
 		must(t, err)
 		o := w.run(t, list[0].ID, "for i in 1 2 3 4 5 6 7 8; do dd if=/dev/zero of=/big$i bs=1M count=50 conv=fsync 2>/dev/null || full=1; done; echo full $full; echo alive")
-		if o.stdout != "full 1\nalive\n" {
+		if o.Stdout != "full 1\nalive\n" {
 			t.Errorf("a disk without room: %+v", o)
 		}
 		must(t, w.r.Destroy(t.Context(), list[0].ID))

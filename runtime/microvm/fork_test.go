@@ -13,6 +13,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
@@ -34,7 +35,7 @@ func TestForksAreDifferent(t *testing.T) {
 	must(t, err)
 	must(t, w.r.KeepMoment(t.Context(), id, "m1"))
 	forks := w.forks(t, "m1", open)
-	if o := w.run(t, id, "cat /root/disk"); o.stdout != "kept\n" {
+	if o := w.run(t, id, "cat /root/disk"); o.Stdout != "kept\n" {
 		t.Errorf("the source: %+v", o)
 	}
 	must(t, w.r.DropMoment(t.Context(), "m1"))
@@ -51,7 +52,7 @@ func TestForksAreDifferent(t *testing.T) {
 	for _, id := range append(forks, id) {
 		before := time.Now()
 		o := w.run(t, id, `date +%s; hostname; cat /etc/machine-id /proc/sys/kernel/random/uuid; head -c 16 /dev/urandom | od -An -tx1; cat /sys/class/net/eth0/address /etc/hostname; cat /root/disk; grep -c . /etc/hosts`)
-		lines := strings.Split(strings.TrimSpace(o.stdout), "\n")
+		lines := strings.Split(strings.TrimSpace(o.Stdout), "\n")
 		if o.ExitCode != 0 || len(lines) != 9 {
 			t.Fatalf("%s: %+v", id, o)
 		}
@@ -249,7 +250,7 @@ func TestSuspendedSandboxGoesOn(t *testing.T) {
 		return off + int64(len(head)+len(tail))
 	}
 	was := total()
-	if _, err := w.r.Exec(t.Context(), id, shell("true")); dsec.ClassOf(err) != dsec.IllegalState {
+	if _, err := w.r.Exec(t.Context(), id, runtimetest.Shell("true")); dsec.ClassOf(err) != dsec.IllegalState {
 		t.Errorf("a command in a paused sandbox: %v", err)
 	}
 	if total() != was {
@@ -262,7 +263,7 @@ func TestSuspendedSandboxGoesOn(t *testing.T) {
 	var at int64
 	var f string
 	var n int
-	if _, err := fmt.Sscan(o.stdout, &at, &f, &n); err != nil || f != "kept" || n != 1 || now.Sub(time.Unix(at, 0)).Abs() > 2*time.Second {
+	if _, err := fmt.Sscan(o.Stdout, &at, &f, &n); err != nil || f != "kept" || n != 1 || now.Sub(time.Unix(at, 0)).Abs() > 2*time.Second {
 		t.Errorf("%+v %v", o, err)
 	}
 	if before == "" {
@@ -297,7 +298,7 @@ func TestSuspendedSandboxGoesOn(t *testing.T) {
 	if _, err := w.r.Start(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if o := w.run(t, id, "cat /f"); o.stdout != "kept\n" {
+	if o := w.run(t, id, "cat /f"); o.Stdout != "kept\n" {
 		t.Errorf("%+v", o)
 	}
 	must(t, w.r.Suspend(t.Context(), id))

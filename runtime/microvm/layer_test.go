@@ -14,6 +14,7 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
@@ -53,7 +54,7 @@ func TestLayersAreMappedWhenTheyAreWhole(t *testing.T) {
 	id := w.create(t, with)
 	const grown = `before=$(sed -n 's/^Cached: *//p' /proc/meminfo | sed 's/ .*//'); for i in 0 1 2 3 4 5 6 7; do cat /part0$i; done | wc -c; after=$(sed -n 's/^Cached: *//p' /proc/meminfo | sed 's/ .*//'); echo $((after-before))`
 	o := w.run(t, id, "mount | grep -c dax; "+grown+"; cat /part23 >/dev/null; echo $?; head -c 3 /part00")
-	lines := strings.Fields(o.stdout)
+	lines := strings.Fields(o.Stdout)
 	if len(lines) != 5 || lines[1] != fmt.Sprint(8<<20) || lines[3] == "0" || lines[4] != "aaa" {
 		t.Errorf("as a disk: %+v", o)
 	}
@@ -65,7 +66,7 @@ func TestLayersAreMappedWhenTheyAreWhole(t *testing.T) {
 	_, err = w.r.Start(t.Context(), id)
 	must(t, err)
 	o = w.run(t, id, grown+"; tail -c 3 /part23")
-	lines = strings.Fields(o.stdout)
+	lines = strings.Fields(o.Stdout)
 	if len(lines) != 3 || lines[0] != fmt.Sprint(8<<20) || lines[2] != "xxx" {
 		t.Errorf("mapped: %+v", o)
 	}
@@ -90,14 +91,14 @@ func TestLayerGoneFromUnderAMachine(t *testing.T) {
 	must(t, err)
 	id := w.create(t, func(r *runtime.Request) { r.Layers.Layers = append(r.Layers.Layers, l) })
 	before := sum(t, l.Data)
-	if o := w.run(t, id, "cat /part03 >/dev/null && echo x > /part03 && head -c 1 /part03"); o.stdout != "x" {
+	if o := w.run(t, id, "cat /part03 >/dev/null && echo x > /part03 && head -c 1 /part03"); o.Stdout != "x" {
 		t.Errorf("%+v", o)
 	}
 	if sum(t, l.Data) != before {
 		t.Error("the layer changed")
 	}
 	must(t, os.Truncate(l.Data, 0))
-	_, err = w.r.Exec(t.Context(), id, shell("for i in 00 01 02 04 05 06 07 08 09 10 11; do cat /part$i; done >/dev/null"))
+	_, err = w.r.Exec(t.Context(), id, runtimetest.Shell("for i in 00 01 02 04 05 06 07 08 09 10 11; do cat /part$i; done >/dev/null"))
 	must(t, err)
 	if x := w.exitOf(t, id); x.Cause != dsec.CauseInfraImage || x.By != dsec.InducedByPlatform {
 		t.Errorf("%+v", x)

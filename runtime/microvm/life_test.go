@@ -16,8 +16,8 @@ func TestSandboxIsAMachine(t *testing.T) {
 	id := w.create(t, func(r *runtime.Request) { r.Spec.Limits.Memory, r.Spec.Workdir = 96<<20, "/srv/deep" })
 	o := w.run(t, id, "hostname; cat /etc/hostname; pwd; ls /dev; ls /sys/class/net; cat /proc/1/comm; ls /proc | grep -c '^[0-9]'; mknod /x b 8 0; mount -t proc x /proc; echo $FROM")
 	want := fmt.Sprintf("%s\n%s\n/srv/deep\nfd\nfull\nmqueue\nnull\nptmx\npts\nrandom\nshm\nstderr\nstdin\nstdout\ntty\nurandom\nzero\n", id, id)
-	if !strings.HasPrefix(o.stdout, want) || !strings.HasSuffix(o.stdout, "image\n") || strings.Count(o.stderr, "not permitted")+strings.Count(o.stderr, "denied") != 2 {
-		t.Errorf("%s%s", o.stdout, o.stderr)
+	if !strings.HasPrefix(o.Stdout, want) || !strings.HasSuffix(o.Stdout, "image\n") || strings.Count(o.Stderr, "not permitted")+strings.Count(o.Stderr, "denied") != 2 {
+		t.Errorf("%s%s", o.Stdout, o.Stderr)
 	}
 	if o := w.run(t, id, "tail /dev/zero"); o.ExitCode != 137 || !o.OOM {
 		t.Errorf("beyond its memory: %+v", o.Result)
@@ -57,7 +57,7 @@ grep -q "No space left on device" /tmp/why || cat /tmp/why; sync; du -sm . | cut
 	fills := func(word string) {
 		t.Helper()
 		o := w.run(t, id, "set -- "+word+"; "+fill)
-		if mib, err := strconv.Atoi(strings.TrimSpace(o.stdout)); err != nil || mib < 48 || mib > 64 || o.ExitCode != 0 {
+		if mib, err := strconv.Atoi(strings.TrimSpace(o.Stdout)); err != nil || mib < 48 || mib > 64 || o.ExitCode != 0 {
 			t.Fatalf("%s: %+v, want 48 to 64 MiB", word, o)
 		}
 	}

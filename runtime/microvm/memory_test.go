@@ -12,6 +12,7 @@ import (
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/qemu"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 )
 
 const mib = 1 << 20
@@ -35,7 +36,7 @@ func (w *world) hog(t testing.TB, id dsec.SandboxID) int64 {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	// tail keeps what has no end of line.
-	p, err := w.r.Exec(ctx, id, shell("(head -c 157286400 /dev/zero; echo full >&2; sleep 600) | tail >/dev/null"))
+	p, err := w.r.Exec(ctx, id, runtimetest.Shell("(head -c 157286400 /dev/zero; echo full >&2; sleep 600) | tail >/dev/null"))
 	must(t, err)
 	eventually(t, "it has its memory", func() bool {
 		head, _, _, err := p.Kept(ctx, process.Stderr)
@@ -68,7 +69,7 @@ func (w *world) falls(t testing.TB, what string, id dsec.SandboxID, to int64) {
 func TestMemoryGoesBack(t *testing.T) {
 	w := newWorld(t)
 	id, clone := w.create(t, roomy, cold), w.create(t, roomy)
-	t.Log(w.run(t, id, "cat /proc/pressure/memory; uptime").stdout)
+	t.Log(w.run(t, id, "cat /proc/pressure/memory; uptime").Stdout)
 	base := w.host(t, id)
 	most, mostClone := w.hog(t, id), w.hog(t, clone)
 	t.Logf("at first %d MiB, at most %d; the clone at most %d", base/mib, most/mib, mostClone/mib)
@@ -84,7 +85,7 @@ func TestMemoryGoesBack(t *testing.T) {
 		return
 	}
 	for _, id := range []dsec.SandboxID{id, clone} {
-		if o := w.run(t, id, "head -c 104857600 /dev/zero >/big; sync; cat /big >/dev/null; echo $?"); o.stdout != "0\n" {
+		if o := w.run(t, id, "head -c 104857600 /dev/zero >/big; sync; cat /big >/dev/null; echo $?"); o.Stdout != "0\n" {
 			t.Fatalf("%+v", o)
 		}
 	}
@@ -94,7 +95,7 @@ func TestMemoryGoesBack(t *testing.T) {
 	if have := w.host(t, clone); have < mostClone-20*mib {
 		t.Errorf("the clone had %d MiB and has %d", mostClone/mib, have/mib)
 	}
-	if o := w.run(t, id, "wc -c </big"); o.stdout != "104857600\n" {
+	if o := w.run(t, id, "wc -c </big"); o.Stdout != "104857600\n" {
 		t.Errorf("%+v", o)
 	}
 }
@@ -165,7 +166,7 @@ func TestColdBootThatIsBrokenOff(t *testing.T) {
 	w.nothingLeft(t)
 	w.machinery = nil
 	w.reopen(t)
-	if o := w.run(t, w.create(t, cold), "echo here"); o.stdout != "here\n" {
+	if o := w.run(t, w.create(t, cold), "echo here"); o.Stdout != "here\n" {
 		t.Errorf("%+v", o)
 	}
 }

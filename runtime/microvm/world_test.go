@@ -25,12 +25,12 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/netpolicy/bpf"
 	"github.com/opendsec/dsec/netpolicy/veth"
-	"github.com/opendsec/dsec/process"
 	"github.com/opendsec/dsec/rootfs"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/boot"
 	"github.com/opendsec/dsec/runtime/microvm/qemu"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/runtimetest"
 	"github.com/opendsec/dsec/runtime/runtimetest/layertest"
 )
 
@@ -363,29 +363,10 @@ func (w *world) create(t testing.TB, f ...func(*runtime.Request)) dsec.SandboxID
 	return r.ID
 }
 
-type outcome struct {
-	process.Result
-	stdout, stderr string
-}
-
-func shell(script string) process.Spec {
-	return process.Spec{Argv: []string{"/bin/sh", "-c", script}}
-}
-
-// run runs a command of the shell to its end and releases it.
-func (w *world) run(t testing.TB, id dsec.SandboxID, script string) (o outcome) {
+// run runs a script to its end.
+func (w *world) run(t testing.TB, id dsec.SandboxID, script string) runtimetest.Outcome {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	p, err := w.r.Exec(ctx, id, shell(script))
+	o, err := runtimetest.Try(w.r, id, runtimetest.Shell(script))
 	must(t, err)
-	o.Result, err = p.Wait(ctx)
-	must(t, err)
-	for s, into := range map[process.Stream]*string{process.Stdout: &o.stdout, process.Stderr: &o.stderr} {
-		head, rest, _, err := p.Kept(ctx, s)
-		must(t, err)
-		*into = string(head) + string(rest)
-	}
-	must(t, p.Release(ctx))
 	return o
 }

@@ -167,7 +167,7 @@ func kept(t *testing.T, p process.Process, s process.Stream) string {
 // sh runs a script and returns its result and output.
 func (e *Env) sh(t *testing.T, id dsec.SandboxID, script string) (process.Result, string) {
 	t.Helper()
-	p := e.start(t, id, process.Spec{Argv: []string{"/bin/sh", "-c", script}})
+	p := e.start(t, id, Shell(script))
 	r := wait(t, p)
 	out := kept(t, p, process.Stdout)
 	release(t, p)

@@ -85,22 +85,6 @@ func testDestroyInFlight(t *testing.T, e *Env) {
 	}
 }
 
-// exitOf waits for the Exit of id; those of others are put aside.
-func (e *Env) exitOf(t *testing.T, id dsec.SandboxID) runtime.Exit {
-	t.Helper()
-	deadline := time.After(patience)
-	for {
-		select {
-		case x := <-e.Runtime.Exits():
-			if x.ID == id {
-				return x
-			}
-		case <-deadline:
-			t.Fatal("no exit")
-		}
-	}
-}
-
 func (e *Env) hog() []string {
 	if e.Hog != nil {
 		return e.Hog
@@ -112,7 +96,7 @@ func (e *Env) small(s *dsec.Spec) { s.Limits.Memory = cmp.Or(e.Small, 32<<20) }
 
 func testMainOOM(t *testing.T, e *Env) {
 	id := e.create(t, func(s *dsec.Spec) { e.small(s); s.Command = e.hog() })
-	x := e.exitOf(t, id)
+	x := ExitOf(t, e.Runtime, id)
 	if x.Cause != dsec.CauseOOM || x.By != dsec.InducedBySelf || len(x.Evidence) == 0 {
 		t.Fatalf("%+v", x)
 	}
@@ -124,7 +108,7 @@ func testMainOOM(t *testing.T, e *Env) {
 func testOOMSandbox(t *testing.T, e *Env) {
 	id := e.create(t, func(s *dsec.Spec) { e.small(s); s.OOM = dsec.OOMSandbox })
 	e.start(t, id, process.Spec{Argv: e.hog()})
-	if x := e.exitOf(t, id); x.Cause != dsec.CauseOOM || len(x.Evidence) == 0 {
+	if x := ExitOf(t, e.Runtime, id); x.Cause != dsec.CauseOOM || len(x.Evidence) == 0 {
 		t.Fatalf("%+v", x)
 	}
 }
@@ -168,7 +152,7 @@ func testMainCommand(t *testing.T, e *Env) {
 
 func testMainEnd(t *testing.T, e *Env) {
 	id := e.create(t, func(s *dsec.Spec) { s.Command = []string{"/bin/sh", "-c", "echo x > /root/ran; sleep .3; exit 5"} })
-	x := e.exitOf(t, id)
+	x := ExitOf(t, e.Runtime, id)
 	if x.Cause != dsec.CauseCompleted || !strings.Contains(strings.Join(x.Evidence, " "), "5") {
 		t.Fatalf("%+v", x)
 	}
@@ -226,9 +210,9 @@ func testExitAgain(t *testing.T, e *Env) {
 		t.Skip("the environment cannot reopen")
 	}
 	id := e.create(t, func(s *dsec.Spec) { s.Command = []string{"/bin/sh", "-c", "exit 0"} })
-	e.exitOf(t, id)
+	ExitOf(t, e.Runtime, id)
 	e.Runtime = e.Reopen(t)
-	if x := e.exitOf(t, id); x.Cause != dsec.CauseCompleted {
+	if x := ExitOf(t, e.Runtime, id); x.Cause != dsec.CauseCompleted {
 		t.Fatalf("%+v", x)
 	}
 	if err := e.Runtime.Stop(t.Context(), id, 0); err != nil {
