@@ -26,6 +26,9 @@ type Contender struct {
 	Worker func(index int) (Worker, error)
 	// Times as many cycles make a round of it that is not over at once; 0: once.
 	Times int
+	// Warm cycles of each worker come before a round, and do not count: what others have
+	// pushed out of a pool meanwhile is there again.
+	Warm int
 }
 
 // Options of Run.
@@ -90,15 +93,27 @@ func oneRound(ctx context.Context, k Contender, concurrency, cycles int) (Sample
 		defer w.Close()
 		workers[i] = w
 	}
+	if _, _, err := turns(ctx, workers, k.Warm*concurrency); err != nil {
+		return Sample{}, err
+	}
+	begin := time.Now()
+	firsts, failures, err := turns(ctx, workers, cycles)
+	wall := time.Since(begin)
+	if err != nil {
+		return Sample{}, err
+	}
+	return Sample{Contender: k.Name, Concurrency: concurrency, Cycles: cycles, Failures: failures, Wall: wall,
+		P50: Quantile(firsts, 0.50), P99: Quantile(firsts, 0.99)}, nil
+}
+
+// turns has workers take cycles as they are free. It is an error if all failed.
+func turns(ctx context.Context, workers []Worker, cycles int) (firsts []time.Duration, failures int, _ error) {
 	var (
 		mu       sync.Mutex
-		firsts   []time.Duration
-		failures int
 		firstErr error
 		wg       sync.WaitGroup
 	)
 	next := make(chan int)
-	begin := time.Now()
 	for _, w := range workers {
 		wg.Go(func() {
 			for n := range next {
@@ -122,16 +137,14 @@ func oneRound(ctx context.Context, k Contender, concurrency, cycles int) (Sample
 	}
 	close(next)
 	wg.Wait()
-	wall := time.Since(begin)
 	if err := ctx.Err(); err != nil {
-		return Sample{}, err
+		return nil, failures, err
 	}
 	if len(firsts) == 0 {
-		return Sample{}, firstErr
+		return nil, failures, firstErr
 	}
 	slices.Sort(firsts)
-	return Sample{Contender: k.Name, Concurrency: concurrency, Cycles: cycles, Failures: failures, Wall: wall,
-		P50: Quantile(firsts, 0.50), P99: Quantile(firsts, 0.99)}, nil
+	return firsts, failures, nil
 }
 
 func cmpErr(have, got error) error {

@@ -28,7 +28,7 @@ type Calls struct {
 // Contender of c.
 func (c Calls) Contender() Contender {
 	c.Call.Fill()
-	return Contender{Name: c.Name, Worker: func(int) (Worker, error) { return callWorker{c}, nil }, Times: c.Times}
+	return Contender{Name: c.Name, Worker: func(int) (Worker, error) { return callWorker{c}, nil }, Times: c.Times, Warm: 4}
 }
 
 type callWorker struct{ c Calls }
