@@ -33,10 +33,14 @@ type Interpreter struct {
 
 // Cells are the cells of one sandbox, one at a time.
 type Cells interface {
-	// Run makes a cell, runs what is to be run, and ends it. After an error, and
-	// unless Clean is set, the sandbox is to be destroyed: nobody knows what is in it.
-	// With the end of ctx everything in the cell ends.
+	// Run has what is to be run run in the cell that is there, and ends it. After an error
+	// the sandbox is to be destroyed: nobody knows what is in it. With the end of ctx
+	// everything in the cell ends.
 	Run(ctx context.Context, r CellRun) (CellEnd, error)
+	// Settle comes after each Run without an error: it waits until the cell is gone and the
+	// next one is there. Only if it is true every process of the call is known to be gone,
+	// and with them all they could change; else the sandbox is to be destroyed.
+	Settle(ctx context.Context) (clean bool)
 	// Close ends what makes the cells.
 	Close() error
 }
@@ -90,7 +94,4 @@ type CellEnd struct {
 	FilesLeftOut   bool  // there were more than may come back
 	OOM            bool  // the memory limit ended a process
 	Peak           int64 // bytes of memory, all together; 0: the kernel does not tell
-	// Clean: every process of the cell is known to be gone, and with them all they
-	// could change.
-	Clean bool
 }

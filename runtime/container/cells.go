@@ -2,6 +2,7 @@ package container
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -25,7 +26,8 @@ type cells struct {
 	group *cgroup.Group
 	conn  net.Conn
 	in    cellReader
-	rest  int64 // tasks in the sandbox when no cell is
+	rest  int64 // tasks in the sandbox when no call is
+	ready bool  // the last call has come to all it came to
 }
 
 // cellCaps are the rights of the server, in the sandbox's own user namespace: to make
@@ -112,22 +114,23 @@ func (c *cells) fail(ctx context.Context, op string, err error) error {
 	return dsec.E(dsec.ClassOf(err), op, string(c.id), err)
 }
 
-// Run makes one cell and everything in it.
+// Run is one call in the cell that is there.
 func (c *cells) Run(ctx context.Context, run runtime.CellRun) (runtime.CellEnd, error) {
 	const op = "run in cell"
 	request, err := encodeCellRun(run)
 	if err != nil {
-		return runtime.CellEnd{Clean: true}, err // nothing has begun
+		return runtime.CellEnd{}, err
 	}
 	before, err := c.group.OOMKills()
 	if err != nil {
 		return runtime.CellEnd{}, err
 	}
 	counts := c.group.NewPeak()
+	c.ready = false
 	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	got := cellCollector{most: run.Output, back: run.Back, status: -1}
+	got := cellCollector{most: run.Output, back: run.Back}
 	err = c.talk(request, &got)
+	inTime := stop() // else the connection has ended, too
 	after, oomErr := c.group.OOMKills()
 	got.end.OOM = oomErr == nil && after > before
 	got.end.Stdout, got.end.Stderr = got.out.Bytes(), got.err.Bytes()
@@ -144,8 +147,21 @@ func (c *cells) Run(ctx context.Context, run runtime.CellRun) (runtime.CellEnd, 
 	case got.failed != nil && !got.end.OOM:
 		return got.end, dsec.E(dsec.Internal, op, string(c.id), got.failed)
 	}
-	got.end.Clean = got.status == 0 && c.alone(ctx)
+	c.ready = inTime && got.all
 	return got.end, nil
+}
+
+// Settle is runtime.Cells's.
+func (c *cells) Settle(ctx context.Context) bool {
+	if !c.ready {
+		return false
+	}
+	c.ready = false
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	kind, body, err := c.in.next()
+	ended := err == nil && kind == 'C' && bytes.Equal(body, make([]byte, 4)) // it exited with 0
+	return ended && c.alone(ctx)
 }
 
 func (c *cells) talk(request []byte, got *cellCollector) error {

@@ -37,7 +37,7 @@ func TestCells(t *testing.T) {
 		t.Helper()
 		end, err := c.Run(context.Background(), r)
 		must(t, err)
-		if !end.Clean {
+		if !c.Settle(context.Background()) {
 			t.Fatal("not clean")
 		}
 		return end
@@ -89,17 +89,16 @@ func TestCells(t *testing.T) {
 		r := cellRun("true")
 		r.Files = []runtime.CellFile{{Path: "big", Data: make([]byte, 9<<20)}}
 		_, c := w.cells(t, runtime.CellSpec{})
-		end, err := c.Run(context.Background(), r)
-		if dsec.ClassOf(err) != dsec.NoSpace || end.Clean {
-			t.Errorf("clean %v, %v", end.Clean, err)
+		if _, err := c.Run(context.Background(), r); dsec.ClassOf(err) != dsec.NoSpace || c.Settle(context.Background()) {
+			t.Error("it is clean, or", err)
 		}
 	})
 	t.Run("an ended context ends it", func(t *testing.T) {
 		id, c := w.cells(t, runtime.CellSpec{})
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
-		if end, err := c.Run(ctx, cellRun("sleep", "60")); dsec.ClassOf(err) != dsec.Timeout || end.Clean {
-			t.Errorf("clean %v, %v", end.Clean, err)
+		if _, err := c.Run(ctx, cellRun("sleep", "60")); dsec.ClassOf(err) != dsec.Timeout || c.Settle(context.Background()) {
+			t.Error("it is clean, or", err)
 		}
 		must(t, c.Close()) // a second time is for the cleanup
 		eventually(t, "nobody is there but PID 1", func() bool { s, err := w.r.Stats(context.Background(), id); return err == nil && s.Pids == 1 })
@@ -112,7 +111,7 @@ func TestLoopbackIsACellsOwn(t *testing.T) {
 	_, c := w.cells(t, runtime.CellSpec{Loopback: true})
 	for range 3 { // the port is free each time
 		end, err := c.Run(context.Background(), cellRun("sh", "-c", "(echo over lo | nc -l -p 4242) & for i in 1 2 3 4 5 6 7 8 9 10; do nc 127.0.0.1 4242 </dev/null && exit 0; sleep 0.05; done; exit 1"))
-		if err != nil || string(end.Stdout) != "over lo\n" || !end.Clean {
+		if err != nil || string(end.Stdout) != "over lo\n" || !c.Settle(context.Background()) {
 			t.Fatalf("%+v %v %q %q", end.Command, err, end.Stdout, end.Stderr)
 		}
 	}
@@ -142,7 +141,7 @@ func FuzzCellFrames(f *testing.F) {
 	f.Add(slices.Concat(frame('o', []byte("x")), frame('r', result), frame('f', []byte("\xa4\x01\x00\x00name")), frame('d', []byte("data")), frame('g', make([]byte, 4)), frame('C', make([]byte, 4))))
 	f.Add(frame('x', append([]byte{byte(syscall.ENOSPC), 0, 0, 0}, "write files"...)))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		in, got := cellReader{r: bytes.NewReader(b)}, cellCollector{most: 100, back: 100, status: -1}
+		in, got := cellReader{r: bytes.NewReader(b)}, cellCollector{most: 100, back: 100}
 		for {
 			kind, body, err := in.next()
 			if err != nil {

@@ -216,10 +216,11 @@ type cellCollector struct {
 	most   int64 // of each
 	back   int64 // bytes of files that may still come
 	failed error
-	status int32
+	all    bool // there is no more to come of the call
 }
 
-// add takes a frame and reports whether it was the last one.
+// add takes a frame and reports whether it was the last one: of what the call came to, or of a
+// cell that has ended before.
 func (c *cellCollector) add(kind byte, b []byte) (last bool, err error) {
 	switch kind {
 	case 'o', 'e':
@@ -246,6 +247,8 @@ func (c *cellCollector) add(kind byte, b []byte) (last bool, err error) {
 		c.end.Files[n-1].Data = append(c.end.Files[n-1].Data, b...)
 	case 'g':
 		c.end.FilesLeftOut = len(b) == 4 && b[0] != 0
+		c.all = true
+		return true, nil
 	case 'x':
 		if c.failed == nil {
 			c.failed = decodeCellStep(b)
@@ -254,7 +257,6 @@ func (c *cellCollector) add(kind byte, b []byte) (last bool, err error) {
 		if len(b) != 4 {
 			return false, io.ErrUnexpectedEOF
 		}
-		c.status = int32(binary.LittleEndian.Uint32(b))
 		return true, nil
 	default:
 		return false, dsec.Errorf(dsec.Corrupt, "read from cell", "", "unknown frame %q", kind)

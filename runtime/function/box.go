@@ -174,7 +174,7 @@ func payload(c *dsec.Call) []byte {
 }
 
 // run makes of a call what happens in a cell.
-func (b *box) run(c *dsec.Call) (runtime.CellRun, error) {
+func (b *box) run(c *dsec.Call) runtime.CellRun {
 	l := c.Limits
 	r := runtime.CellRun{Command: runtime.CellCommand{Wall: l.Wall, CPU: l.CPUTime}, Env: environment(b.env, c.Env), Outputs: c.Outputs, Stdin: c.Stdin,
 		Output: l.Output, Disk: l.Disk, Back: l.Files}
@@ -186,8 +186,8 @@ func (b *box) run(c *dsec.Call) (runtime.CellRun, error) {
 	}
 	if c.Type != dsec.CallPython {
 		r.Command.Argv = c.Command
-		return r, nil
+		return r
 	}
 	r.Payload = payload(c)
-	return r, nil
+	return r
 }

@@ -59,6 +59,7 @@ type Engine struct {
 	mu      sync.Mutex
 	pools   map[key]*pool
 	live    int       // containers, those being made included
+	going   int       // those being removed, whose place nobody has yet
 	waiting []*waiter // the one that came first is the first
 	closed  bool
 }
@@ -182,6 +183,13 @@ func spoilt(err error) bool {
 // one that does not answer.
 const beyond = 30 * time.Second
 
+// settle takes a container back when its cell is gone.
+func (e *Engine) settle(b *box) {
+	ctx, cancel := context.WithTimeout(context.Background(), beyond)
+	defer cancel()
+	e.give(b, b.cells.Settle(ctx))
+}
+
 func (e *Engine) once(ctx context.Context, project string, c *dsec.Call) (dsec.CallResult, error) {
 	came := time.Now()
 	b, err := e.take(ctx, project, c)
@@ -190,19 +198,15 @@ func (e *Engine) once(ctx context.Context, project string, c *dsec.Call) (dsec.C
 	}
 	queued := time.Since(came)
 	b.uses++
-	run, err := b.run(c)
-	if err != nil {
-		e.give(b, true)
-		return dsec.CallResult{}, err
-	}
-	rctx, cancel := context.WithTimeout(ctx, c.Limits.Compile+c.Limits.Wall+beyond)
-	end, err := b.cells.Run(rctx, run)
-	cancel()
 	use := b.uses
-	e.give(b, end.Clean)
+	rctx, cancel := context.WithTimeout(ctx, c.Limits.Compile+c.Limits.Wall+beyond)
+	end, err := b.cells.Run(rctx, b.run(c))
+	cancel()
 	if err != nil {
+		e.give(b, false)
 		return dsec.CallResult{}, err
 	}
+	e.work.Go(func() { e.settle(b) }) // what the call came to does not depend on it
 	res, err := judge(c, &end)
 	res.Backend = "cell"
 	if c.Type == dsec.CallPython {

@@ -85,6 +85,7 @@ func (e *Engine) take(ctx context.Context, project string, c *dsec.Call) (*box, 
 			if b != nil {
 				return b, nil
 			}
+			full = nil
 		case <-ctx.Done():
 			e.leave(w)
 			return nil, dsec.E(dsec.ClassOf(ctx.Err()), "wait for a container", "", context.Cause(ctx))
@@ -124,7 +125,8 @@ func (e *Engine) tryTake(p *pool, full error) (*box, *waiter, error) {
 		p.idle = p.idle[:n-1]
 		return b, nil, nil
 	}
-	if full != nil && p.live == 0 {
+	// Without a container of its own to wait for it waits for what the others give up.
+	if full != nil && p.live == 0 && e.going == 0 && !e.evictLocked() {
 		return nil, nil, full
 	}
 	if full == nil && p.live < e.cfg.PerPool && (e.live < e.cfg.Most || e.evictLocked()) {
@@ -158,7 +160,14 @@ func (e *Engine) evictLocked() bool {
 func (e *Engine) dropLocked(b *box) {
 	b.pool.live--
 	e.live--
-	e.work.Go(func() { e.destroy(b) })
+	e.going++
+	e.work.Go(func() {
+		e.destroy(b)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.going--
+		e.wakeAllLocked()
+	})
 }
 
 // leave takes a call out of the queue. What it was given meanwhile goes on.
@@ -217,6 +226,19 @@ func (e *Engine) wakeLocked() {
 	w := e.waiting[i]
 	e.waiting = slices.Delete(e.waiting, i, i+1)
 	w.turn <- nil
+}
+
+// wakeAllLocked has all look again that wait for no container of their own, and the first of
+// the others.
+func (e *Engine) wakeAllLocked() {
+	e.waiting = slices.DeleteFunc(e.waiting, func(w *waiter) bool {
+		if w.pool.live > 0 {
+			return false
+		}
+		w.turn <- nil
+		return true
+	})
+	e.wakeLocked()
 }
 
 // failed takes back the place of a container that was not made.

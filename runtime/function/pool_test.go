@@ -42,10 +42,23 @@ func (d *doubtful) Cells(ctx context.Context, id dsec.SandboxID, s runtime.CellS
 	return doubtfulCells{c, d}, err
 }
 
-func (c doubtfulCells) Run(ctx context.Context, r runtime.CellRun) (runtime.CellEnd, error) {
-	end, err := c.Cells.Run(ctx, r)
-	end.Clean = end.Clean && !c.m.doubt.Load()
-	return end, err
+func (c doubtfulCells) Settle(ctx context.Context) bool {
+	return c.Cells.Settle(ctx) && !c.m.doubt.Load()
+}
+
+// rest waits until no container has anything to do.
+func (w *world) rest(t testing.TB) {
+	t.Helper()
+	eventually(t, "all containers wait", func() bool {
+		w.e.mu.Lock()
+		defer w.e.mu.Unlock()
+		for _, p := range w.e.pools {
+			if len(p.idle) != p.live {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // TestPools has one machine for all that is about containers.
@@ -58,13 +71,16 @@ func TestPools(t *testing.T) {
 	ctx := context.Background()
 	t.Run("a container that is not proved clean is destroyed", func(t *testing.T) {
 		a := w.call(t, shell("true"))
+		w.rest(t)
 		if b := w.call(t, shell("true")); b.Container != a.Container || b.Use != 2 {
 			t.Fatalf("not used again: %+v", b)
 		}
+		w.rest(t)
 		d.doubt.Store(true)
 		if b := w.call(t, shell("echo x")); b.Container != a.Container || b.Verdict != dsec.VerdictOK || string(b.Stdout) != "x\n" {
 			t.Errorf("%+v", b)
 		}
+		w.rest(t)
 		d.doubt.Store(false)
 		if b := w.call(t, shell("true")); b.Container == a.Container || b.Generation != 2 {
 			t.Errorf("used again: %+v", b)
@@ -75,7 +91,9 @@ func TestPools(t *testing.T) {
 		})
 	})
 	t.Run("a call whose container is lost is made again", func(t *testing.T) {
+		w.rest(t)
 		a := w.call(t, shell("true"))
+		w.rest(t)
 		must(t, w.hold.KillSandbox(ctx, string(a.Container)))
 		if b := w.call(t, shell("echo again")); string(b.Stdout) != "again\n" || b.Container == a.Container {
 			t.Errorf("%+v", b)
@@ -132,6 +150,17 @@ func TestPoolsOfOneNode(t *testing.T) {
 			})
 		}
 		wg.Wait()
+	})
+	t.Run("a full node removes what waits for others", func(t *testing.T) {
+		for _, l := range []int64{70 << 20, 71 << 20, 72 << 20} { // each time of the one before
+			c := shell("true")
+			c.Limits.Memory = l
+			w.call(t, c)
+			w.rest(t)
+			eventually(t, "what goes has gone", func() bool { return w.source.live.Load() == w.e.Counts().Containers })
+			w.source.most = w.source.live.Load()
+		}
+		w.source.most = 0
 	})
 	t.Run("what cannot be had is said", func(t *testing.T) {
 		c := shell("true")

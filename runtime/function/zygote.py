@@ -1,10 +1,14 @@
 # The interpreter that waits (docs/formats/function.md, "the zygote"). It imports what
 # it is told to, says so, and forks one child for each call into the cell that it is
-# given. It keeps two rights that no call has: to enter what the server of cells makes.
-# It has as little in it as it can: each page that a child writes to is copied for it.
-import _socket, atexit, builtins, ctypes, gc, os, resource, struct, sys
+# given, before the call comes. It keeps two rights that no call has: to enter what the server of cells makes.
+# It has as little in it as it can: each page that a child writes to is copied for it. That is
+# also why its functions have names of their own: to look up an attribute writes to a cache.
+import _socket, atexit, builtins, ctypes, gc, os, struct, sys
+from os import _exit, chdir, close, closerange, dup2, fork, open as open_file, read, setsid, umask, wait4, write
+from resource import RLIMIT_CORE, RLIMIT_CPU, RLIMIT_NOFILE, setrlimit
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+setns, prctl, capset = LIBC.setns, LIBC.prctl, LIBC.capset
 ZERO = ctypes.c_ulong(0)
 MODE_FILTER = ctypes.c_ulong(2)
 CLEAR_ALL = ctypes.c_ulong(4)
@@ -25,36 +29,37 @@ def main(number, preload):
             __import__(name)
     except BaseException as e:
         port.send(("import %s: %s: %s" % (name, type(e).__name__, e)).encode()[:4000])
-        os._exit(1)
+        _exit(1)
     make_streams()
     program, filter_ = no_setns(number)
-    warm(filter_)
+    warm()
     port.send(b"R")
     gc.collect()
     gc.freeze()  # what is here is not written to by a child's collector
     while True:
         word, ancillary, _, _ = port.recvmsg(1, 64, _socket.MSG_CMSG_CLOEXEC)
         if not word:
-            os._exit(0)
+            _exit(0)
         fds = struct.unpack("=8i", ancillary[0][2][:32])
         try:
-            check(LIBC.setns(fds[0], 0))  # of children only
-            pid = os.fork()
+            check(setns(fds[0], 0))  # of children only
+            pid = fork()
         except OSError:
             pid = -1
         if pid == 0:
             try:
                 port.detach()
-                run(settle(fds, filter_))
+                settle(fds, filter_)
+                run(wait())
             except BaseException as e:
-                os.write(2, ("enter cell: %r\n" % e).encode())
+                write(2, ("enter cell: %r\n" % e).encode())
             finally:
-                os._exit(125)  # nothing of this program goes on in a child
+                _exit(125)  # nothing of this program goes on in a child
         for fd in fds:
-            os.close(fd)
+            close(fd)
         status, cpu, memory = 125 << 8, 0, 0
         if pid > 0:
-            _, status, used = os.wait4(pid, 0)
+            _, status, used = wait4(pid, 0)
             cpu, memory = int((used.ru_utime + used.ru_stime) * 1e6), used.ru_maxrss
         port.send(struct.pack("=iIQQ", status, 0, cpu, memory))
 
@@ -63,21 +68,22 @@ def make_streams():
     """Those of all children: of pipes, as theirs are, which take the place of these."""
     r, w = os.pipe()
     for fd, to in ((r, 0), (w, 1), (w, 2)):
-        os.dup2(fd, to)
-    os.close(r)
-    os.close(w)
+        dup2(fd, to)
+    close(r)
+    close(w)
     sys.stdin = sys.__stdin__ = open(0, "r", encoding="utf-8", closefd=False)
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
 
 
-def warm(filter_):
+def warm():
     """Does once what every child does: what that makes, no child has to make again."""
-    LIBC.prctl(3, ZERO, ZERO, ZERO, ZERO)  # PR_GET_DUMPABLE
-    LIBC.capset, LIBC.setns, filter_
+    prctl(3, ZERO, ZERO, ZERO, ZERO)  # PR_GET_DUMPABLE
     out, sys.stdout = sys.stdout, open(os.devnull, "w", encoding="utf-8")
     try:
-        exec(compile(b"import sys\nfor i in range(3): print(f'{i}', [i], {i: (i,)}, sum([i]), 'x'.split())", "<call>", "exec"), space())
+        for _ in range(2):
+            execute(b"import sys\nfor i in range(3): print(f'{i}', [i], {i: (i,)}, sum([i]), 'x'.split())")
+            sys.stdout.flush()
     finally:
         sys.stdout.close()
         sys.stdout = out
@@ -95,27 +101,37 @@ def check(ok):
 def settle(fds, filter_):
     """Goes into the cell for good: afterwards this process is a task like all others."""
     _, mnt, ipc, net, stdin, stdout, stderr, code = fds
-    os.dup2(stdin, 0)
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    check(LIBC.setns(mnt, 0))
-    check(LIBC.setns(ipc, 0))
-    check(LIBC.setns(net, 0))
-    os.setsid()
-    cpu, *call = os.pread(code, os.fstat(code).st_size, 0).split(b"\0")
-    os.closerange(3, 1 << 16)
-    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    os.write(score, b"900")
-    os.close(score)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(cpu), int(cpu) + 1))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-    os.umask(0o022)
-    os.chdir("/task")
+    dup2(stdin, 0)
+    dup2(stdout, 1)
+    dup2(stderr, 2)
+    dup2(code, 3)
+    check(setns(mnt, 0))
+    check(setns(ipc, 0))
+    check(setns(net, 0))
+    setsid()
+    closerange(4, 1 << 16)
+    score = open_file("/proc/self/oom_score_adj", os.O_WRONLY)
+    write(score, b"900")
+    close(score)
+    setrlimit(RLIMIT_NOFILE, (4096, 4096))
+    setrlimit(RLIMIT_CORE, (1, 1))
+    umask(0o022)
+    chdir("/task")
     # No rights any more, none that come back (no_new_privs is set), and no setns.
-    check(LIBC.prctl(47, CLEAR_ALL, ZERO, ZERO, ZERO))  # PR_CAP_AMBIENT
-    check(LIBC.capset(HEADER, NOTHING))
-    check(LIBC.prctl(22, MODE_FILTER, filter_, ZERO, ZERO))  # PR_SET_SECCOMP
+    check(prctl(47, CLEAR_ALL, ZERO, ZERO, ZERO))  # PR_CAP_AMBIENT
+    check(capset(HEADER, NOTHING))
+    check(prctl(22, MODE_FILTER, filter_, ZERO, ZERO))  # PR_SET_SECCOMP
+
+
+def wait():
+    """Says that it is there, and waits for the call."""
+    write(3, b"R")
+    parts = []
+    while part := read(3, 1 << 20):
+        parts.append(part)
+    close(3)
+    cpu, *call = b"".join(parts).split(b"\0")
+    setrlimit(RLIMIT_CPU, (int(cpu), int(cpu) + 1))
     return call
 
 
@@ -137,7 +153,7 @@ def run(call):
         sys.stdout.flush()
     except BaseException:
         status = status or 120
-    os._exit(status & 0xFF)
+    _exit(status & 0xFF)
 
 
 def execute(source):

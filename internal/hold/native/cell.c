@@ -1,10 +1,11 @@
 /*
  * The server of cells: one process of ours in a container of the function tier,
  * its root's user namespace and every right in that, and none of anybody's code.
- * For each call it makes a cell: a PID 1 (cellrun.h) in a pid, mount and ipc
+ * For each call there is a cell: a PID 1 (cellrun.h) in a pid, mount and ipc
  * namespace that are new, on the root of the container, read-only, with one new
- * tmpfs for all that can be written. When that PID 1 is reaped, the kernel has
- * ended every process of the call, and what they could change is gone.
+ * tmpfs for all that can be written. It is made before its call comes, and waits.
+ * When that PID 1 is reaped, the kernel has ended every process of the call, and
+ * what they could change is gone.
  *
  * It hears and tells the agent by the socket that is its stdin; see "the cell
  * socket" in docs/formats/function.md. It trusts the agent and nobody else: what it reads is
@@ -23,6 +24,7 @@ void *memcpy(void *to, const void *from, u64 n)
 enum { AGENT = 0, ZYGOTE = 10 };
 enum { MAGIC = 0x314c4344 /* DCL1 */, K_SETUP = 1, K_CALL = 2, MAXTEXT = 4096, MAXREQ = 128 << 20 };
 enum { F_LOOPBACK = 1, F_ZYGOTE = 2, F_OTHER = 4 /* of a call: run by the zygote */ };
+enum { NOBODY_ASKED = 3 /* how PID 1 of a cell exits at the end of the agent */ };
 enum { SIG_KILL = 9, SIG_CHLD = 17, AT_REC = 0x8000, K_EINTR = 4, K_ECHILD = 10 };
 enum { K_POLLIN = 1, K_POLLOUT = 4, K_POLLERR = 8, K_POLLHUP = 16, K_POLLRDHUP = 0x2000 };
 
@@ -129,6 +131,30 @@ static char *take_blob(struct reader *r, u64 *n)
 	return p;
 }
 
+static void *map(u64 n)
+{
+	return (void *)SYS(__NR_mmap, 0, n, 3 /* RW */, 0x22 /* PRIVATE, ANONYMOUS */, -1, 0);
+}
+
+/* The next request of that kind. Its memory stays. */
+static int take_request(struct reader *r, u32 kind)
+{
+	u32 head[2];
+	if (!read_all(head, sizeof head))
+		return 0;
+	if (head[0] != MAGIC || head[1] < 4 || head[1] > MAXREQ)
+		broken("read request", -EINVAL);
+	char *p = map((u64)head[1]);
+	if ((u64)p >= -4095ul)
+		broken("read request", (long)p);
+	if (!read_all(p, head[1]))
+		return 0;
+	*r = (struct reader){ p, p + head[1] };
+	if (take_u32(r) != kind)
+		broken("read request", -EINVAL);
+	return 1;
+}
+
 static u32 take_list(struct reader *r, char **into, u32 most)
 {
 	u32 n = take_u32(r);
@@ -139,11 +165,6 @@ static u32 take_list(struct reader *r, char **into, u32 most)
 		into[i] = take_blob(r, &size);
 	into[n] = 0;
 	return n;
-}
-
-static void *map(u64 n)
-{
-	return (void *)SYS(__NR_mmap, 0, n, 3 /* RW */, 0x22 /* PRIVATE, ANONYMOUS */, -1, 0);
 }
 
 static long fork_with(u64 more)
@@ -278,54 +299,68 @@ static void set_up(struct reader *r)
 	make_view();
 	if (flags & F_ZYGOTE)
 		start_zygote(candidates, argv, envp);
-	tell('R', 0, 0, 0, 0);
 }
 
-/* One call. The last frame says how PID 1 of its cell ended; the kernel has
- * ended everything in it by then. */
-static void serve(struct reader *r)
+/* The next cell, as soon as all is in it that is there before a call; or one that has
+ * ended. */
+static long make_cell(void)
 {
 	u64 net = flags & F_LOOPBACK ? CLONE_NEWNET : 0;
-	i32 status = -1;
 	struct ktime pause = { 0, 2000000 };
-	long pid = fork_with(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | net);
+	int said[2];
+	char word;
+	long e = sys2(__NR_pipe2, said, O_CLOEXEC), pid;
+	if (e < 0)
+		broken("make cell", e);
+	pid = fork_with(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | net);
 	/* Of networks so many are allowed, and the kernel takes its time to remove old ones. */
 	for (int i = 0; pid == -ENOSPC && i < 1000; i++) {
 		sys4(__NR_ppoll, 0, 0, &pause, 0);
 		pid = fork_with(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | net);
 	}
-	if (pid == 0)
-		cell(r);
+	if (pid == 0) {
+		sys1(__NR_close, said[0]);
+		cell(said[1]);
+	}
 	if (pid < 0)
-		tell_error("make cell", pid);
-	else
+		broken("make cell", pid);
+	sys1(__NR_close, said[1]);
+	while (sys3(__NR_read, said[0], &word, 1) == -EINTR)
+		;
+	sys1(__NR_close, said[0]);
+	return pid;
+}
+
+/* Calls, one after the other. The last frame of one says how PID 1 of its cell ended;
+ * the kernel has ended everything in it by then, and the next cell is there. After one
+ * that did not end as it should there is none: nobody knows what is here. */
+static __attribute__((noreturn)) void serve(void)
+{
+	i32 status = -1;
+	long pid = make_cell();
+	tell('R', 0, 0, 0, 0);
+	for (;;) {
 		wait_for(pid, &status, 0, 0);
-	tell('C', &status, sizeof status, 0, 0);
+		if (status == NOBODY_ASKED << 8)
+			leave(0);
+		if (!status)
+			pid = make_cell();
+		tell('C', &status, sizeof status, 0, 0);
+		if (status)
+			leave(1);
+	}
 }
 
 int main_loop(void)
 {
 	struct ksigaction dfl = { 0 }, ign = { 1, 0, 0, 0 };
-	u32 head[2];
+	struct reader r;
 	for (int sig = 1; sig <= 64; sig++)
 		sys4(__NR_rt_sigaction, sig, sig == 13 /* PIPE */ ? &ign : &dfl, 0, 8);
 	sys2(__NR_prctl, PR_SET_NAME, "cells");
 	sys2(__NR_prctl, PR_SET_DUMPABLE, 0);
-	while (read_all(head, sizeof head)) {
-		if (head[0] != MAGIC || head[1] < 4 || head[1] > MAXREQ)
-			broken("read request", -EINVAL);
-		char *p = map((u64)head[1]);
-		if ((u64)p >= -4095ul)
-			broken("read request", (long)p);
-		if (!read_all(p, head[1]))
-			break;
-		struct reader r = { p, p + head[1] };
-		if (take_u32(&r) == K_SETUP) {
-			set_up(&r); /* its memory stays: the filters are in it */
-			continue;
-		}
-		serve(&r);
-		sys2(__NR_munmap, p, head[1]);
-	}
-	leave(0);
+	if (!take_request(&r, K_SETUP))
+		leave(0);
+	set_up(&r); /* its memory stays: the filters are in it */
+	serve();
 }

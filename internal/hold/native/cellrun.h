@@ -1,4 +1,4 @@
-/* PID 1 of a cell: it makes the cell, runs what is to be run in it, one thing after
+/* PID 1 of a cell: it makes the cell, waits for a call, runs what is to be run, one thing after
  * the other, tells the agent what that writes and how it ends, ends all that is left,
  * looks for the files that are wanted, and exits. No code but ours runs in it. */
 
@@ -46,16 +46,24 @@ static char *decimal(char *at, u64 v)
 	return at;
 }
 
-/* All that can be written is one tmpfs of one size. */
-static void make_cell(u64 size, u64 inodes)
+/* What may be in all that can be written: that of a call that says nothing else. */
+enum { DISK = 64 << 20, INODES = 1 << 16 };
+
+static void mount_disk(u64 how, u64 size, u64 inodes)
 {
 	char options[96] = "mode=755,size=";
 	char *at = decimal(options + length(options), size);
 	const char *more = ",nr_inodes=";
 	memcpy(at, more, 11);
 	*decimal(at + 11, inodes) = 0;
+	must("mount /task", sys5(__NR_mount, "cell", "/task", "tmpfs", how | 2 | 4 /* nosuid, nodev */, options));
+}
+
+/* All that can be written is one tmpfs. */
+static void build(void)
+{
 	must("mount /proc", sys5(__NR_mount, "proc", "/proc", "proc", K_MS_WALLED, "subset=pid"));
-	must("mount /task", sys5(__NR_mount, "cell", "/task", "tmpfs", 2 | 4 /* nosuid, nodev */, options));
+	mount_disk(0, DISK, INODES);
 	must("make /tmp", sys3(__NR_mkdirat, AT_FDCWD, "/task/t", 0));
 	must("make /dev/shm", sys3(__NR_mkdirat, AT_FDCWD, "/task/s", 0));
 	must("make /task", sys3(__NR_mkdirat, AT_FDCWD, "/task/w", 0755));
@@ -144,29 +152,46 @@ static __attribute__((noreturn)) void become(struct run *u, int in, int out, int
 	leave(127);
 }
 
-/* A task of the zygote: it gets the ways in here, the three ends, and what to do. */
-static void ask_zygote(int in, int out, int err)
+/* The ends of a task: its stdin, stdout and stderr; on report whoever becomes it says
+ * why it could not; on code a task of the zygote says that it is there, and gets the call. */
+struct ends { int in[2], out[2], err[2], report[2], code[2]; };
+
+static struct ends waiting; /* of the task of the zygote that is there before the call */
+
+static void open_ends(struct ends *p)
+{
+	must("make pipes", sys2(__NR_pipe2, p->in, O_CLOEXEC));
+	must("make pipes", sys2(__NR_pipe2, p->out, O_CLOEXEC));
+	must("make pipes", sys2(__NR_pipe2, p->err, O_CLOEXEC));
+	must("make pipes", sys2(__NR_pipe2, p->report, O_CLOEXEC));
+	sys3(__NR_fcntl, p->in[1], 4 /* SETFL */, O_NONBLOCK);
+	sys3(__NR_fcntl, p->out[0], 4, O_NONBLOCK);
+	sys3(__NR_fcntl, p->err[0], 4, O_NONBLOCK);
+}
+
+/* A task of the zygote: it gets the ways in here, and its ends. It is there, and has no
+ * rights any more, when it has said so. */
+static void ask_zygote(struct ends *p)
 {
 	static const char *names[] = { "/proc/self/ns/pid", "/proc/self/ns/mnt", "/proc/self/ns/ipc", "/proc/self/ns/net" };
 	int fds[8], n = 0;
+	must("make pipes", sys4(__NR_socketpair, 1 /* AF_UNIX */, 1 /* STREAM */ | K_SOCK_CLOEXEC, 0, p->code));
 	for (; n < 4; n++) {
 		long fd = sys4(__NR_openat, AT_FDCWD, names[n], O_RDONLY | O_CLOEXEC, 0);
 		must("open cell", fd);
 		fds[n] = (int)fd;
 	}
-	long code = sys2(__NR_memfd_create, "call", 1 /* CLOEXEC */);
-	must("write call", code);
-	if (!write_all((int)code, payload, npayload))
-		broken("write call", -ENOSPC);
-	fds[n++] = in;
-	fds[n++] = out;
-	fds[n++] = err;
-	fds[n++] = (int)code;
-	char go = 'G';
-	must("ask zygote", send_fds(ZYGOTE, &go, 1, fds, n));
+	fds[n++] = p->in[0];
+	fds[n++] = p->out[1];
+	fds[n++] = p->err[1];
+	fds[n++] = p->code[1];
+	char word = 'G';
+	must("ask zygote", send_fds(ZYGOTE, &word, 1, fds, n));
 	for (n = 0; n < 4; n++)
 		sys1(__NR_close, fds[n]);
-	sys1(__NR_close, code);
+	sys1(__NR_close, p->code[1]);
+	if (sys3(__NR_read, p->code[0], &word, 1) != 1)
+		broken("enter cell", -EPIPE);
 }
 
 /* Ends everything in the cell but us and waits for it. What is killed cannot fork
@@ -219,74 +244,73 @@ static struct result run(struct run *u, u32 what)
 	struct result res = { .what = what };
 	struct kusage before, after;
 	struct zygote_word z = { 0 };
-	int in[2], out[2], err[2], report[2];
+	struct ends own, *p = &own;
 	u64 begun, chld = 1ul << (SIG_CHLD - 1), written = 0, had[2] = { 0, 0 };
 	long e, main = 0;
 	i32 failed = 0;
 	int ended = 0, killed = 0;
 
-	if ((e = sys2(__NR_pipe2, in, O_CLOEXEC)) < 0 || (e = sys2(__NR_pipe2, out, O_CLOEXEC)) < 0 ||
-	    (e = sys2(__NR_pipe2, err, O_CLOEXEC)) < 0 || (e = sys2(__NR_pipe2, report, O_CLOEXEC)) < 0)
-		broken("make pipes", e);
-	sys3(__NR_fcntl, in[1], 4 /* SETFL */, O_NONBLOCK);
-	sys3(__NR_fcntl, out[0], 4, O_NONBLOCK);
-	sys3(__NR_fcntl, err[0], 4, O_NONBLOCK);
+	if (u->other)
+		p = &waiting;
+	else
+		open_ends(p);
 	sys4(__NR_rt_sigprocmask, 0 /* BLOCK */, &chld, 0, 8);
 	long sig = sys4(__NR_signalfd4, -1, &chld, 8, O_CLOEXEC | O_NONBLOCK);
 	must("watch children", sig);
 	sys2(__NR_getrusage, -1 /* CHILDREN */, &before);
 	begun = now_us();
-	if (u->other)
-		ask_zygote(in[0], out[1], err[1]);
-	else {
+	if (u->other) {
+		write_all(p->code[0], payload, npayload); /* to one that is no more it does not matter */
+		sys1(__NR_close, p->code[0]);
+	} else {
 		main = fork_with(0);
 		if (main == 0)
-			become(u, in[0], out[1], err[1], report[1]);
+			become(u, p->in[0], p->out[1], p->err[1], p->report[1]);
 		must("fork", main);
 	}
-	sys1(__NR_close, in[0]);
-	sys1(__NR_close, out[1]);
-	sys1(__NR_close, err[1]);
-	sys1(__NR_close, report[1]);
-	if (!u->other && sys3(__NR_read, report[0], &failed, sizeof failed) == sizeof failed)
+	sys1(__NR_close, p->in[0]);
+	sys1(__NR_close, p->out[1]);
+	sys1(__NR_close, p->err[1]);
+	sys1(__NR_close, p->report[1]);
+	if (!u->other && sys3(__NR_read, p->report[0], &failed, sizeof failed) == sizeof failed)
 		res.flags |= R_NOEXEC;
 	if (!u->ninput) {
-		sys1(__NR_close, in[1]);
-		in[1] = -1;
+		sys1(__NR_close, p->in[1]);
+		p->in[1] = -1;
 	}
 	for (int live[2] = { 1, 1 }; !ended;) {
-		struct kpoll p[6] = { { live[0] ? out[0] : -1, K_POLLIN, 0 }, { live[1] ? err[0] : -1, K_POLLIN, 0 }, { in[1], K_POLLOUT, 0 },
+		struct kpoll ev[6] = { { live[0] ? p->out[0] : -1, K_POLLIN, 0 }, { live[1] ? p->err[0] : -1, K_POLLIN, 0 }, { p->in[1], K_POLLOUT, 0 },
 			{ (i32)sig, K_POLLIN, 0 }, { AGENT, K_POLLRDHUP, 0 }, { u->other ? ZYGOTE : -1, K_POLLIN, 0 } };
 		u64 spent = now_us() - begun, left = spent < u->wall_us ? u->wall_us - spent : 0;
 		if (!left && !killed)
 			res.flags |= R_TIMEOUT;
 		if (res.flags & (R_TIMEOUT | R_STDOUT | R_STDERR)) {
-			sys2(__NR_kill, -1, SIG_KILL); /* and again: the zygote may be about to fork */
+			sys2(__NR_kill, -1, SIG_KILL); /* and again: who is being born may not be seen */
 			killed = 1;
 			left = 10000;
 		}
 		struct ktime t = { (long)(left / 1000000), (long)(left % 1000000 * 1000) };
-		e = sys5(__NR_ppoll, p, 6, &t, 0, 8);
+		e = sys5(__NR_ppoll, ev, 6, &t, 0, 8);
 		if (e < 0 && e != -EINTR)
 			broken("poll", e);
 		if (e <= 0)
 			continue;
-		if (p[4].revents)
+		if (ev[4].revents)
 			leave(1); /* nobody waits: the end of PID 1 ends all */
-		if (p[0].revents)
-			live[0] = pump(out[0], u->out, &had[0], R_STDOUT, &res) != P_END;
-		if (p[1].revents)
-			live[1] = pump(err[0], u->err, &had[1], R_STDERR, &res) != P_END;
-		if (p[2].revents) {
-			e = sys3(__NR_write, in[1], u->input + written, u->ninput - written);
+		if (ev[0].revents)
+			live[0] = pump(p->out[0], u->out, &had[0], R_STDOUT, &res) != P_END;
+		if (ev[1].revents)
+			live[1] = pump(p->err[0], u->err, &had[1], R_STDERR, &res) != P_END;
+		if (ev[2].revents) {
+			e = sys3(__NR_write, p->in[1], u->input + written, u->ninput - written);
 			if (e > 0)
 				written += (u64)e;
 			if (written == u->ninput || (e < 0 && e != -EAGAIN && e != -EINTR)) {
-				sys1(__NR_close, in[1]);
-				in[1] = -1;
+				sys1(__NR_close, p->in[1]);
+				p->in[1] = -1;
 			}
 		}
-		if (p[3].revents) {
+		if (ev[3].revents) {
 			i32 status;
 			struct kusage one;
 			while (sys3(__NR_read, sig, io, sizeof io) > 0)
@@ -297,7 +321,7 @@ static struct result run(struct run *u, u32 what)
 					ended = 1;
 				}
 		}
-		if (p[5].revents) {
+		if (ev[5].revents) {
 			e = sys3(__NR_read, ZYGOTE, &z, sizeof z);
 			if (e != sizeof z)
 				broken("hear zygote", e < 0 ? e : -EPIPE);
@@ -308,9 +332,9 @@ static struct result run(struct run *u, u32 what)
 	end_all(&res.status, main);
 	res.wall_us = now_us() - begun;
 	/* All who could write are gone: what is not there now does not come. */
-	while (pump(out[0], u->out, &had[0], R_STDOUT, &res) == P_MORE)
+	while (pump(p->out[0], u->out, &had[0], R_STDOUT, &res) == P_MORE)
 		;
-	while (pump(err[0], u->err, &had[1], R_STDERR, &res) == P_MORE)
+	while (pump(p->err[0], u->err, &had[1], R_STDERR, &res) == P_MORE)
 		;
 	sys2(__NR_getrusage, -1, &after);
 	res.cpu_us = cpu_of(&after) - cpu_of(&before) + z.cpu_us;
@@ -413,12 +437,22 @@ static void gather(int dir, char *path, u64 len, u32 depth)
 		}
 }
 
-static __attribute__((noreturn)) void cell(struct reader *r)
+static __attribute__((noreturn)) void cell(int ready)
 {
+	struct reader asked, *r = &asked;
 	static char *candidates[2][64], *argv[2][MAXARGS], path[MAXPATH + 8];
 	struct run u[2] = { { .out = 'e', .err = 'e' }, { .out = 'o', .err = 'e' } };
 	sys5(__NR_prctl, PR_SET_PDEATHSIG, SIG_KILL, 0, 0, 0);
 	sys1(__NR_umask, 0);
+	build();
+	if (flags & F_ZYGOTE) {
+		open_ends(&waiting);
+		ask_zygote(&waiting);
+	}
+	sys3(__NR_write, ready, "", 1);
+	sys1(__NR_close, ready);
+	if (!take_request(r, K_CALL))
+		leave(NOBODY_ASKED);
 	u32 how = take_u32(r);
 	u64 disk, inodes;
 	for (int i = 0; i < 2; i++) {
@@ -437,8 +471,11 @@ static __attribute__((noreturn)) void cell(struct reader *r)
 	take_list(r, globs, MAXGLOBS);
 	u[1].input = take_blob(r, &u[1].ninput);
 	payload = take_blob(r, &npayload);
-	u[1].other = how & F_OTHER && flags & F_ZYGOTE;
-	make_cell(disk, inodes);
+	u[1].other = !!(how & F_OTHER);
+	if (u[1].other != !!(flags & F_ZYGOTE) || (u[1].other && u[0].argv[0]))
+		broken("read request", -EINVAL);
+	if (disk != DISK || inodes != INODES)
+		mount_disk(K_MS_REMOUNT, disk, inodes);
 	put_files(r);
 	struct result res = { 0 };
 	if (u[0].argv[0])
