@@ -1,22 +1,27 @@
 package machine
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/blob/s3test"
 	"github.com/opendsec/dsec/process"
 )
 
-// A checkpoint outlives its sandbox and the agent that made it: what counted there counts on in a sandbox that is
-// made of it, which is a sandbox of its own. A container cannot be kept so.
+// A checkpoint outlives its sandbox and the machine that made it: what counted there counts on in a sandbox that
+// another machine makes of it, which knows nothing but the object storage. A container cannot be kept so.
 func TestMicroVMCheckpointFromOutside(t *testing.T) {
 	was := kind
 	kind.Tier, kind.Isolation = dsec.TierMicroVM, dsec.IsolationDefault
 	defer func() { kind = was }()
-	h := start(t)
+	server := s3test.Start(t)
+	credentials(t, server)
+	shared := fmt.Sprintf("blobs: s3://%s/dsec?endpoint=%s\n", s3test.BucketName, server.Endpoint())
+	h := startWith(t, stateDir(t), shared)
 	id := h.create(func(s *dsec.Spec) { s.Name, s.Network = "work", dsec.NetworkOpen })
 	h.sh(id, "echo kept >/f")
 	const counts = "n=0; while n=$((n+1)); do echo $n >/n.new; mv /n.new /n; sleep 0.05; done"
@@ -51,7 +56,8 @@ func TestMicroVMCheckpointFromOutside(t *testing.T) {
 	if existed, err := h.Delete(t.Context(), id); err != nil || !existed {
 		t.Fatal(existed, err)
 	}
-	h.Kill("node")
+	h.Down()
+	h = startWith(t, stateDir(t), shared)
 	sb, err := h.Create(t.Context(), dsec.Spec{Checkpoint: made.Digest, Name: "work"})
 	if err != nil {
 		t.Fatal(err)
