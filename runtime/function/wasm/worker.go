@@ -293,7 +293,7 @@ func (w *worker) compile(ctx context.Context, b []byte, metered bool) (m wazero.
 		}
 	}()
 	if metered {
-		if b, err = meter.Inject(ctx, b); err != nil {
+		if b, err = meter.Inject(b); err != nil {
 			return nil, err
 		}
 	}
@@ -305,6 +305,9 @@ func (w *worker) compile(ctx context.Context, b []byte, metered bool) (m wazero.
 		if from != wasi_snapshot_preview1.ModuleName {
 			return nil, errors.Join(fmt.Errorf("it imports %s.%s: there is %s only", from, name, wasi_snapshot_preview1.ModuleName), m.Close(ctx))
 		}
+	}
+	if f := m.ExportedFunctions()[meter.Start]; f != nil && len(f.ParamTypes())+len(f.ResultTypes()) > 0 {
+		return nil, errors.Join(errors.New("its start function takes or gives something"), m.Close(ctx))
 	}
 	if m.ExportedFunctions()["_start"] == nil {
 		return nil, errors.Join(errors.New("it exports no _start"), m.Close(ctx))

@@ -58,7 +58,10 @@ func (m *module) bodies() error {
 		}
 		out = append(unsigned(out, uint64(len(b))), b...)
 	}
-	m.sections[i].body = append(out, r.rest()...)
+	if len(r.rest()) > 0 { // it would be taken for what is put in
+		return errors.New("code: there is more than it says")
+	}
+	m.sections[i].body = out
 	return nil
 }
 
@@ -66,12 +69,12 @@ func (m *module) body(b []byte) ([]byte, error) {
 	r := &reader{b: b}
 	for range r.u32() { // its variables
 		r.u32()
-		r.byte()
+		r.valueType()
 		if r.err != nil {
 			return nil, r.err
 		}
 	}
-	tolls, err := walk(r)
+	tolls, err := m.walk(r)
 	if err != nil {
 		return nil, err
 	}
@@ -87,13 +90,13 @@ func (m *module) body(b []byte) ([]byte, error) {
 }
 
 // walk goes through the code of a function and finds where to pay how much.
-func walk(r *reader) ([]toll, error) {
+func (m *module) walk(r *reader) ([]toll, error) {
 	tolls := []toll{{at: r.at, look: true}}
 	here := 0 // the toll that what comes is part of
 	for r.at < len(r.b) {
 		at := r.at
 		op := r.byte()
-		if many := immediates(r, op); many {
+		if many := m.immediates(r, op); many {
 			tolls = append(tolls, toll{at: at, move: true})
 		}
 		if r.err != nil {
@@ -145,13 +148,24 @@ func (m *module) mover() []byte {
 	return append(unsigned(nil, uint64(len(b))), b...)
 }
 
+// own fails for the number of what is put in, of which the module itself has nothing.
+func own(r *reader, have uint64, what string) {
+	if at := r.u32(); r.err == nil && at >= have {
+		r.fail(fmt.Errorf("there is no %s %d", what, at))
+	}
+}
+
 // immediates passes what belongs to an instruction, and tells whether it is one that
 // moves many things.
-func immediates(r *reader, op byte) (many bool) {
+func (m *module) immediates(r *reader, op byte) (many bool) {
 	switch {
 	case op == opBlock || op == opLoop || op == opIf:
-		r.skip(5)
-	case op == opBr || op == opBrIf || op == opCall || op == 0xd2 || op >= opLocalGet && op <= 0x26: // the number of a label, function, variable or table
+		r.blockType()
+	case op == opGlobalGet || op == opGlobalSet:
+		own(r, m.globals, "global")
+	case op == opCall || op == 0xd2: // ref.func
+		own(r, m.funcs, "function")
+	case op == opBr || op == opBrIf || op >= opLocalGet && op <= 0x26: // the number of a label, variable or table
 		r.u32()
 	case op == opBrTable:
 		for range r.u32() {
@@ -161,15 +175,21 @@ func immediates(r *reader, op byte) (many bool) {
 		}
 		r.u32()
 	case op == 0x11: // call_indirect
-		r.u32()
+		own(r, m.types, "type")
 		r.u32()
 	case op == 0x1c: // select with types
-		r.take(r.u32())
+		for range r.u32() {
+			if r.valueType(); r.err != nil {
+				return false
+			}
+		}
 	case op >= 0x28 && op <= 0x3e: // load, store
 		r.u32()
 		r.u32()
-	case op == 0x3f || op == 0x40 || op == 0xd0: // memory.size, memory.grow, ref.null
+	case op == 0x3f || op == 0x40: // memory.size, memory.grow
 		r.byte()
+	case op == 0xd0: // ref.null
+		r.valueType()
 	case op == 0x41:
 		r.skip(5)
 	case op == opI64Const:
@@ -208,9 +228,10 @@ func numbered(r *reader) (many bool) {
 	return false
 }
 
-// vector is about the instructions that begin with 0xfd.
+// vector is about the instructions that begin with 0xfd. The engine reads the number as one
+// byte, and a second one as nop.
 func vector(r *reader) {
-	switch n := r.u32(); {
+	switch n := r.shortest(); {
 	case n <= 11 || n == 92 || n == 93: // loads, store
 		r.u32()
 		r.u32()

@@ -7,20 +7,18 @@
 // whole 16 of them. Code without a jump in it is paid for as a whole when it is entered.
 // Whether anything is left is looked at where a function or a round of a loop begins,
 // and before many bytes are moved: what a module uses can be over its fuel by the code
-// of one function, and what it used is exact. The same module with the same input always
-// uses the same.
+// of one function. What it used is exact up to the code without a jump in which it ended. The
+// same module with the same input always uses the same. A call of the engine costs 1, whatever
+// it does.
 //
 // What a module does is otherwise as before, but that its start function has to be called.
 package meter
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"slices"
-
-	"github.com/tetratelabs/wazero"
 )
 
 // What a metered module exports beside its own.
@@ -60,12 +58,11 @@ type module struct {
 	globals  uint64
 }
 
-// Inject returns the module b with a counter. It is an error if b is not valid, exports
-// what a metered module does, or has instructions beyond version 2 of the specification.
-func Inject(ctx context.Context, b []byte) ([]byte, error) {
-	if err := validate(ctx, b); err != nil {
-		return nil, err
-	}
+// Inject returns the module b with a counter. It is an error if b exports what a metered
+// module does, has something beyond version 2 of the specification, or is so full of jumps
+// that it grows to more than it may. All else that is wrong with it is left to the engine: what
+// is put in could make valid what was not, but not what reaches the counter.
+func Inject(b []byte) ([]byte, error) {
 	m, err := split(b)
 	if err != nil {
 		return nil, err
@@ -80,6 +77,9 @@ func Inject(ctx context.Context, b []byte) ([]byte, error) {
 	if err := m.bodies(); err != nil {
 		return nil, err
 	}
+	if size := m.size(); size > growth*(len(b)+1<<10) {
+		return nil, fmt.Errorf("counting makes %d bytes of its %d: it has more jumps than a program", size, len(b))
+	}
 	m.add(idType, []byte{0x60, 1, typeI32, 1, typeI32})
 	m.add(idFunction, unsigned(nil, m.types))
 	m.add(idGlobal, []byte{typeI64, 1, opI64Const, 0, opEnd})
@@ -93,12 +93,15 @@ func Inject(ctx context.Context, b []byte) ([]byte, error) {
 	return out, nil
 }
 
-// validate is there because what is put in could make a module valid that was not: one
-// that writes to the global after its last, which would be the counter.
-func validate(ctx context.Context, b []byte) error {
-	rt := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter()) // makes no machine code
-	_, err := rt.CompileModule(ctx, b)
-	return errors.Join(err, rt.Close(ctx))
+// growth is how many times as large a module may become. Those of compilers do not become twice
+// as large.
+const growth = 3
+
+func (m *module) size() (n int) {
+	for _, s := range m.sections {
+		n += len(s.body)
+	}
+	return n
 }
 
 func split(b []byte) (*module, error) {
@@ -185,15 +188,16 @@ func (m *module) count() error {
 		r.take(r.u32())
 		switch kind := r.byte(); kind {
 		case 0:
-			r.u32()
+			own(r, m.types, "type")
 			m.funcs++
 		case 1:
-			r.byte()
+			r.valueType()
 			r.limits()
 		case 2:
 			r.limits()
 		case 3:
-			r.take(2)
+			r.valueType()
+			r.byte()
 			m.globals++
 		default:
 			r.fail(fmt.Errorf("kind %d is not known", kind))
@@ -209,14 +213,15 @@ func (m *module) count() error {
 func (m *module) exports() ([][]byte, error) {
 	n, r := m.items(idExport)
 	for range n {
-		name := string(r.take(r.u32()))
-		r.byte()
-		r.u32()
+		name, kind, at := string(r.take(r.u32())), r.byte(), r.u32()
 		if r.err != nil {
 			return nil, fmt.Errorf("exports: %w", r.err)
 		}
-		if name == Fuel || name == Start {
+		switch {
+		case name == Fuel || name == Start:
 			return nil, fmt.Errorf("exports: the name %s is taken", name)
+		case kind == 0 && at >= m.funcs || kind == 3 && at >= m.globals:
+			return nil, fmt.Errorf("exports: what %q names is not there", name)
 		}
 	}
 	entry := func(name string, kind byte, at uint64) []byte {
@@ -225,6 +230,9 @@ func (m *module) exports() ([][]byte, error) {
 	more := [][]byte{entry(Fuel, 3, m.globals)}
 	if i, ok := m.find(idStart); ok {
 		at := (&reader{b: m.sections[i].body}).u32()
+		if at >= m.funcs {
+			return nil, fmt.Errorf("start: there is no function %d", at)
+		}
 		m.sections = slices.Delete(m.sections, i, i+1)
 		more = append(more, entry(Start, 0, at))
 	}

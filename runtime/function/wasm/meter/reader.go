@@ -1,6 +1,9 @@
 package meter
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // reader reads from the front; the first thing that is wrong is its error.
 type reader struct {
@@ -61,6 +64,39 @@ func (r *reader) skip(most int) {
 		}
 	}
 	r.fail(errors.New("a number is too long"))
+}
+
+// valueType passes one of those that are a byte.
+func (r *reader) valueType() {
+	if c := r.byte(); r.err == nil && !isValueType(c) {
+		r.fail(fmt.Errorf("type %#x is not known", c))
+	}
+}
+
+// isValueType: numbers, v128, funcref, externref. Other types have parts of their own.
+func isValueType(c byte) bool { return c >= 0x7b && c <= 0x7f || c == 0x70 || c == 0x6f }
+
+// blockType passes none, a type, or the number of one.
+func (r *reader) blockType() {
+	at := r.at
+	r.skip(5)
+	if r.err != nil {
+		return
+	}
+	first, last := r.b[at], r.b[r.at-1]
+	if last&0x40 != 0 && !(r.at == at+1 && (first == 0x40 || isValueType(first))) { // it is negative
+		r.fail(fmt.Errorf("type %x is not known", r.b[at:r.at]))
+	}
+}
+
+// shortest reads a number that is written in no more bytes than it needs.
+func (r *reader) shortest() uint64 {
+	at := r.at
+	v := r.u32()
+	if r.err == nil && r.at > at+1 && r.b[r.at-1] == 0 {
+		r.fail(errors.New("a number is longer than it needs to be"))
+	}
+	return v
 }
 
 func (r *reader) limits() {
