@@ -46,7 +46,7 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
-	s := &tier.FileService{Sandbox: id, Gone: sb.Gone, Open: func(ctx context.Context) (*files.Redialing, error) { return r.serviceOf(ctx, sb, who) }}
+	s := &tier.FileService{Explain: sb.ExplainFiles, Open: func(ctx context.Context) (*files.Redialing, error) { return r.serviceOf(ctx, sb, who) }}
 	_, err = s.Open(ctx)
 	return s, err
 }

@@ -119,7 +119,7 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, dsec.Errorf(dsec.SandboxGone, op, string(id), "no such sandbox")
 	}
-	return &tier.FileService{Sandbox: id, Gone: sb.Gone, Open: func(ctx context.Context) (*files.Redialing, error) { return r.files(ctx, op, id, user) }}, nil
+	return &tier.FileService{Explain: func(err error) error { return sb.translate("reach files of sandbox", err) }, Open: func(ctx context.Context) (*files.Redialing, error) { return r.files(ctx, op, id, user) }}, nil
 }
 
 // files is the service of a user in the session that there is now.

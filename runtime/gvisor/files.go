@@ -50,7 +50,7 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 }
 
 func (r *Runtime) filesAs(ctx context.Context, sb *sandbox, who accounts.Identity) (files.FS, error) {
-	s := &tier.FileService{Sandbox: sb.ID, Gone: sb.Gone, Open: func(ctx context.Context) (*files.Redialing, error) { return r.serviceOf(ctx, sb, who) }}
+	s := &tier.FileService{Explain: sb.ExplainFiles, Open: func(ctx context.Context) (*files.Redialing, error) { return r.serviceOf(ctx, sb, who) }}
 	_, err := s.Open(ctx)
 	return s, err
 }

@@ -25,7 +25,7 @@ func (r *Runtime) Files(ctx context.Context, id dsec.SandboxID, user string) (fi
 	if err != nil {
 		return nil, err
 	}
-	s := &tier.FileService{Sandbox: id, Gone: sb.Gone, Open: func(ctx context.Context) (*files.Redialing, error) {
+	s := &tier.FileService{Explain: func(err error) error { return r.explain("reach files of sandbox", sb, err) }, Open: func(ctx context.Context) (*files.Redialing, error) {
 		c, err := r.reach(ctx, op, sb)
 		if err != nil {
 			return nil, err

@@ -82,6 +82,15 @@ func (b *Box) Gone() bool {
 	return p == Removing || p == Absent
 }
 
+// ExplainFiles is Explain for a tier that serves the files of a sandbox in all its states: only
+// one that is removed, or about to be, is gone.
+func (b *Box) ExplainFiles(err error) error {
+	if err == nil || !b.Gone() || dsec.ClassOf(err) != dsec.Unavailable && dsec.ClassOf(err) != dsec.NotFound {
+		return err
+	}
+	return dsec.E(dsec.SandboxGone, "reach files of sandbox", string(b.ID), err)
+}
+
 // Explain says of an error when it is the sandbox that is gone: that it does not run, or is about
 // to be stopped, or that what it runs in has ended, which lost tells.
 func (b *Box) Explain(op string, err error, lost func() bool) error {

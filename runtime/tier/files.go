@@ -2,18 +2,15 @@ package tier
 
 import (
 	"context"
-	"errors"
 	"io"
 
-	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/files"
 )
 
 // FileService is the file service of a sandbox as one user, over all its states. Its errors
 // say when it is the sandbox that is gone.
 type FileService struct {
-	Sandbox dsec.SandboxID
-	Gone    func() bool                                     // whether the sandbox is removed, or about to be
+	Explain func(error) error                               // says of an error when it is the sandbox that is gone
 	Open    func(context.Context) (*files.Redialing, error) // the connection in the state that it has now
 }
 
@@ -28,10 +25,7 @@ func (s *FileService) with(ctx context.Context, call func(fs *files.Redialing) e
 	if err == nil {
 		err = call(fs)
 	}
-	if err != nil && s.Gone() && (errors.Is(err, dsec.Unavailable.Err()) || errors.Is(err, dsec.NotFound.Err())) {
-		return dsec.E(dsec.SandboxGone, "reach files of sandbox", string(s.Sandbox), err)
-	}
-	return err
+	return s.Explain(err)
 }
 
 // Stat is files.FS's.
