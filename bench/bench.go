@@ -26,8 +26,8 @@ type Contender struct {
 	Worker func(index int) (Worker, error)
 	// Times as many cycles make a round of it that is not over at once; 0: once.
 	Times int
-	// Warm cycles of each worker come before a round, and do not count: what others have
-	// pushed out of a pool meanwhile is there again.
+	// Warm times the number of workers cycles come before a round, and do not count: what others have
+	// pushed out of a pool meanwhile is there again. It is an error if all of them fail.
 	Warm int
 }
 

@@ -158,10 +158,10 @@ func (c *cells) Settle(ctx context.Context) bool {
 	}
 	c.ready = false
 	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	kind, body, err := c.in.next()
 	ended := err == nil && kind == 'C' && bytes.Equal(body, make([]byte, 4)) // it exited with 0
-	return ended && c.alone(ctx)
+	clean := ended && c.alone(ctx)
+	return stop() && clean // else the connection has ended, too
 }
 
 func (c *cells) talk(request []byte, got *cellCollector) error {

@@ -119,7 +119,7 @@ var zygote string
 
 // interpreter is the Python of an image, as it waits for calls.
 func interpreter(c *dsec.Call, env []string) *runtime.Interpreter {
-	i := &runtime.Interpreter{Args: append([]string{"-I", "-B", "-c", zygote, strconv.Itoa(unix.SYS_SETNS)}, c.Preload...),
+	i := &runtime.Interpreter{Args: append([]string{"-I", "-B", "-c", zygote, strconv.Itoa(unix.SYS_SETNS), strconv.Itoa(unix.SYS_CLONE)}, c.Preload...),
 		Env: append(environment(env, nil), "PYTHONDONTWRITEBYTECODE=1")}
 	for dir := range strings.SplitSeq(pathOf(i.Env), ":") {
 		if len(i.Programs) < 14 && path.IsAbs(dir) {

@@ -185,9 +185,13 @@ const beyond = 30 * time.Second
 
 // settle takes a container back when its cell is gone.
 func (e *Engine) settle(b *box) {
-	ctx, cancel := context.WithTimeout(context.Background(), beyond)
+	ctx, cancel := context.WithTimeout(e.life, beyond)
 	defer cancel()
-	e.give(b, b.cells.Settle(ctx))
+	clean := b.cells.Settle(ctx)
+	e.mu.Lock()
+	b.pool.settling--
+	e.mu.Unlock()
+	e.give(b, clean)
 }
 
 func (e *Engine) once(ctx context.Context, project string, c *dsec.Call) (dsec.CallResult, error) {
@@ -206,6 +210,9 @@ func (e *Engine) once(ctx context.Context, project string, c *dsec.Call) (dsec.C
 		e.give(b, false)
 		return dsec.CallResult{}, err
 	}
+	e.mu.Lock()
+	b.pool.settling++
+	e.mu.Unlock()
 	e.work.Go(func() { e.settle(b) }) // what the call came to does not depend on it
 	res, err := judge(c, &end)
 	res.Backend = "cell"

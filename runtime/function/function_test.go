@@ -1,9 +1,12 @@
 package function
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 )
@@ -42,6 +45,7 @@ func TestVerdicts(t *testing.T) {
 		{"fork bomb", lim(shell("b() { b | b & }; b; while :; do sleep 1; done"), second), dsec.VerdictTimeLimit, 137},
 		{"right", expect(shell("echo 42"), "42"), dsec.VerdictOK, 0},
 		{"wrong", expect(shell("echo 43"), "42"), dsec.VerdictWrongAnswer, 0},
+		{"a child of the interpreter that waits", expect(python(fmt.Sprintf("import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.syscall(%d, 0x8000 | 17, 0, 0, 0, 0), ctypes.get_errno())", unix.SYS_CLONE)), "-1 1"), dsec.VerdictOK, 0},
 		{"compiled", compiled, dsec.VerdictOK, 0},
 		{"not compiled", uncompiled, dsec.VerdictCompileError, 1},
 	} {

@@ -36,18 +36,26 @@ type pool struct {
 	refs []dsec.LayerRef
 
 	// Of the engine's lock:
-	idle   []*box // the last one was used last
-	live   int    // with those at work and being made
-	users  int    // calls that look for a container here
-	made   int64
-	layers string    // that its containers have, so that a tag which has moved is noticed
-	looked time.Time // when that was
+	idle     []*box // the last one was used last
+	live     int    // with those at work and being made
+	settling int    // of those, whose call has its answer
+	users    int    // calls that look for a container here
+	made     int64
+	layers   string    // that its containers have, so that a tag which has moved is noticed
+	looked   time.Time // when that was
 }
 
 // waiter is a call that waits for a container.
 type waiter struct {
 	pool *pool
-	turn chan *box // gets one, or nil: look again; closed: the engine is
+	full bool      // it was told that no more can be made
+	turn chan turn // closed: the engine is
+}
+
+// turn is what a waiter waits for.
+type turn struct {
+	b     *box // it gets this one; nil: it is to look again
+	freed bool // the node has more room than it had
 }
 
 // freshFor is how long it is believed that the references of a pool stand for the
@@ -78,14 +86,16 @@ func (e *Engine) take(ctx context.Context, project string, c *dsec.Call) (*box, 
 			return b, err
 		}
 		select {
-		case b, open := <-w.turn:
+		case t, open := <-w.turn:
 			if !open {
 				return nil, dsec.E(dsec.Unavailable, "call", "", errClosed)
 			}
-			if b != nil {
-				return b, nil
+			if t.b != nil {
+				return t.b, nil
 			}
-			full = nil
+			if t.freed {
+				full = nil
+			}
 		case <-ctx.Done():
 			e.leave(w)
 			return nil, dsec.E(dsec.ClassOf(ctx.Err()), "wait for a container", "", context.Cause(ctx))
@@ -129,12 +139,13 @@ func (e *Engine) tryTake(p *pool, full error) (*box, *waiter, error) {
 	if full != nil && p.live == 0 && e.going == 0 && !e.evictLocked() {
 		return nil, nil, full
 	}
-	if full == nil && p.live < e.cfg.PerPool && (e.live < e.cfg.Most || e.evictLocked()) {
+	// Nobody else's container goes for a call that can have one of its own in a moment.
+	if full == nil && p.live < e.cfg.PerPool && (e.live < e.cfg.Most || p.settling == 0 && e.evictLocked()) {
 		p.live++
 		e.live++
 		return nil, nil, nil
 	}
-	w := &waiter{pool: p, turn: make(chan *box, 1)}
+	w := &waiter{pool: p, full: full != nil, turn: make(chan turn, 1)}
 	e.waiting = append(e.waiting, w)
 	return nil, w, nil
 }
@@ -166,7 +177,8 @@ func (e *Engine) dropLocked(b *box) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.going--
-		e.wakeAllLocked()
+		e.wakeEmptyLocked(true)
+		e.wakeLocked(true)
 	})
 }
 
@@ -176,12 +188,12 @@ func (e *Engine) leave(w *waiter) {
 	e.waiting = slices.DeleteFunc(e.waiting, func(o *waiter) bool { return o == w })
 	e.mu.Unlock()
 	select {
-	case b, open := <-w.turn:
-		if b != nil {
-			e.give(b, true)
+	case t, open := <-w.turn:
+		if t.b != nil {
+			e.give(t.b, true)
 		} else if open {
 			e.mu.Lock()
-			e.wakeLocked()
+			e.wakeLocked(t.freed)
 			e.mu.Unlock()
 		}
 	default:
@@ -198,47 +210,48 @@ func (e *Engine) give(b *box, clean bool) {
 	}
 	if !clean || e.closed || b.layers != b.pool.layers {
 		e.dropLocked(b)
-		e.wakeLocked()
+		e.wakeLocked(false)
 		return
 	}
 	// Who came first and has no container at all goes before the next of this pool.
 	if len(e.waiting) > 0 && e.waiting[0].pool != b.pool && e.waiting[0].pool.live == 0 {
 		e.dropLocked(b)
-		e.wakeLocked()
+		e.wakeLocked(false)
 		return
 	}
 	if i := slices.IndexFunc(e.waiting, func(w *waiter) bool { return w.pool == b.pool }); i >= 0 {
 		w := e.waiting[i]
 		e.waiting = slices.Delete(e.waiting, i, i+1)
-		w.turn <- b
+		w.turn <- turn{b: b}
 		return
 	}
 	b.pool.idle = append(b.pool.idle, b)
-	e.wakeLocked()
+	e.wakeLocked(false)
 }
 
-// wakeLocked has the first in the queue look again that could make a container now.
-func (e *Engine) wakeLocked() {
-	i := slices.IndexFunc(e.waiting, func(w *waiter) bool { return w.pool.live < e.cfg.PerPool })
+// wakeLocked has the first in the queue look again that could make a container now: who was told
+// that there is no room does not ask again before there is more, but may have another's removed.
+func (e *Engine) wakeLocked(freed bool) {
+	i := slices.IndexFunc(e.waiting, func(w *waiter) bool {
+		return w.pool.live < e.cfg.PerPool && (freed || !w.full || w.pool.live == 0)
+	})
 	if i < 0 {
 		return
 	}
 	w := e.waiting[i]
 	e.waiting = slices.Delete(e.waiting, i, i+1)
-	w.turn <- nil
+	w.turn <- turn{freed: freed}
 }
 
-// wakeAllLocked has all look again that wait for no container of their own, and the first of
-// the others.
-func (e *Engine) wakeAllLocked() {
+// wakeEmptyLocked has all look again that have no container of their own to wait for.
+func (e *Engine) wakeEmptyLocked(freed bool) {
 	e.waiting = slices.DeleteFunc(e.waiting, func(w *waiter) bool {
 		if w.pool.live > 0 {
 			return false
 		}
-		w.turn <- nil
+		w.turn <- turn{freed: freed}
 		return true
 	})
-	e.wakeLocked()
 }
 
 // failed takes back the place of a container that was not made.
@@ -247,7 +260,8 @@ func (e *Engine) failed(p *pool) {
 	defer e.mu.Unlock()
 	p.live--
 	e.live--
-	e.wakeLocked()
+	e.wakeEmptyLocked(false)
+	e.wakeLocked(false)
 }
 
 // refresh looks now and then whether the references still mean what they did; what has

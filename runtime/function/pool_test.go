@@ -162,6 +162,26 @@ func TestPoolsOfOneNode(t *testing.T) {
 		}
 		w.source.most = 0
 	})
+	t.Run("a full node is not asked again and again", func(t *testing.T) {
+		eventually(t, "what goes has gone", func() bool { return w.source.live.Load() == w.e.Counts().Containers })
+		c := shell("sleep 0.3")
+		c.Limits.Memory = 72 << 20 // there is one
+		w.source.most = w.source.live.Load()
+		defer func() { w.source.most = 0 }()
+		before := w.source.asked.Load()
+		var wg sync.WaitGroup
+		for range 5 {
+			wg.Go(func() {
+				if r, err := w.try(c); err != nil || r.Verdict != dsec.VerdictOK {
+					t.Error(r, err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := w.source.asked.Load() - before; n > 50 {
+			t.Errorf("the node was asked %d times for room for 5 calls", n)
+		}
+	})
 	t.Run("what cannot be had is said", func(t *testing.T) {
 		c := shell("true")
 		c.Image = "missing"

@@ -47,12 +47,12 @@ type world struct {
 
 // source gives every call the same layer, and counts what is held.
 type source struct {
-	l    layer.Local
-	mu   sync.Mutex
-	held map[string]bool
-	live atomic.Int64
-	most int64 // containers that it admits; 0: any number
-	tag  string
+	l           layer.Local
+	mu          sync.Mutex
+	held        map[string]bool
+	live, asked atomic.Int64
+	most        int64 // containers that it admits; 0: any number
+	tag         string
 }
 
 func (s *source) Acquire(_ context.Context, _, lease string, refs []dsec.LayerRef) (layer.Set, error) {
@@ -73,6 +73,7 @@ func (s *source) Release(_ context.Context, lease string) error {
 }
 
 func (s *source) Admit(dsec.Limits) (func(), error) {
+	s.asked.Add(1)
 	if n := s.live.Add(1); s.most > 0 && n > s.most {
 		s.live.Add(-1)
 		return nil, dsec.Errorf(dsec.ResourceExhausted, "admit", "", "full")

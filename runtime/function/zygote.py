@@ -15,14 +15,17 @@ CLEAR_ALL = ctypes.c_ulong(4)
 HEADER, NOTHING = struct.pack("=Ii", 0x20080522, 0), bytes(24)
 
 
-def no_setns(number):
-    """A filter that takes away the one system call that the zygote has before others."""
-    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *i) for i in (
-        (0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000))))
-    return program, ctypes.create_string_buffer(struct.pack("@HP", 4, ctypes.addressof(program)))
+def last_filter(setns_is, clone_is):
+    """A filter that takes away the one system call that the zygote has before others, and to make
+    a process that were a child of the zygote, which waits for no other than its own."""
+    lines = ((0x20, 0, 0, 0), (0x15, 4, 0, setns_is), (0x15, 0, 2, clone_is),
+             (0x20, 0, 0, 16), (0x45, 1, 0, 0x8000),  # CLONE_PARENT
+             (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050001))
+    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
+    return program, ctypes.create_string_buffer(struct.pack("@HP", len(lines), ctypes.addressof(program)))
 
 
-def main(number, preload):
+def main(setns_is, clone_is, preload):
     port = _socket.socket(fileno=3)
     try:
         for name in preload:
@@ -31,7 +34,7 @@ def main(number, preload):
         port.send(("import %s: %s: %s" % (name, type(e).__name__, e)).encode()[:4000])
         _exit(1)
     make_streams()
-    program, filter_ = no_setns(number)
+    program, filter_ = last_filter(setns_is, clone_is)
     warm()
     port.send(b"R")
     gc.collect()
@@ -170,4 +173,4 @@ def execute(source):
     return 0
 
 
-main(int(sys.argv[1]), sys.argv[2:])
+main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

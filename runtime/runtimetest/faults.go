@@ -24,7 +24,7 @@ type Faults struct {
 	Request func(t *testing.T) runtime.Request
 	Prime   func(t *testing.T) // comes before each creation; nil: nothing
 	Empty   func(t *testing.T) // checks that nothing of any sandbox is there
-	Steps   int                // a creation has at least so many failpoints; 0: eight
+	Steps   int                // a creation has at least so many failpoints, and each call at least eight
 	// Last is how the failpoints of a creation begin behind which nothing is left to give
 	// up: cancelled there, or with its agent killed, the sandbox stands.
 	Last string
@@ -50,8 +50,12 @@ func (f Faults) steps(t *testing.T, of string, call func()) (names []string) {
 			names = append(names, n)
 		}
 	}
-	if least := max(f.Steps, 8); len(all) < least || len(names) == 0 {
-		t.Fatalf("failpoints of %s: %v, want at least %d", of, all, least)
+	least := 8
+	if of == "create" {
+		least = max(f.Steps, 8)
+	}
+	if len(all) < least || len(names) == 0 || f.Last == "" {
+		t.Fatalf("failpoints of %s: %v, want at least %d; behind %q nothing is left to give up", of, all, least, f.Last)
 	}
 	return names
 }

@@ -87,16 +87,11 @@ static void tell(char what, const void *a, u64 na, const void *b, u64 nb)
 		leave(1);
 }
 
-/* The step that went wrong, and why: an infrastructure error. */
-static void tell_error(const char *step, long e)
+/* Ends with the step that went wrong, and why: an infrastructure error. */
+static __attribute__((noreturn)) void broken(const char *step, long e)
 {
 	i32 n = (i32)-e;
 	tell('x', &n, sizeof n, step, length(step));
-}
-
-static __attribute__((noreturn)) void broken(const char *step, long e)
-{
-	tell_error(step, e);
 	leave(1);
 }
 
@@ -223,6 +218,7 @@ static long become_task(struct kfprog *filter, u64 keep)
 	return sys3(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, filter);
 }
 
+#include "cellfiles.h"
 #include "cellrun.h"
 
 /* What every cell sees, made once in a mount namespace of our own: the root of
