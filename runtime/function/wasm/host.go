@@ -14,7 +14,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -56,10 +55,14 @@ type Host struct {
 	o      Options
 	memory *semaphore.Weighted // of instances
 
+	trial chan struct{} // of one at a time
+
 	mu     sync.Mutex
 	w      *process
 	closed bool
 	dir    string
+	good   map[which]bool          // modules that were compiled in time
+	trying map[which]chan struct{} // those on trial; closed at its end
 }
 
 // New returns a Host without a worker.
@@ -76,12 +79,13 @@ func New(o Options) *Host {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	return &Host{o: o, memory: semaphore.NewWeighted(max(o.Memory-ownMemory, 64<<20))}
+	return &Host{o: o, memory: semaphore.NewWeighted(max(o.Memory-ownMemory, 64<<20)), trial: make(chan struct{}, 1), good: map[which]bool{}, trying: map[which]chan struct{}{}}
 }
 
 // process is a worker at work.
 type process struct {
 	h     *Host
+	group *cgroup.Group // nil: none
 	cmd   *exec.Cmd
 	conn  net.Conn
 	ready chan struct{} // closed when it is, or has ended
@@ -103,10 +107,6 @@ func (h *Host) Call(ctx context.Context, c dsec.Call) (dsec.CallResult, error) {
 	if need > max(h.o.Memory-ownMemory, 64<<20) {
 		return dsec.CallResult{}, dsec.Errorf(dsec.Invalid, "call", "limits.memory", "%d bytes, all modules of this node together have %d", need, h.o.Memory-ownMemory)
 	}
-	if err := h.memory.Acquire(ctx, need); err != nil {
-		return dsec.CallResult{}, dsec.E(dsec.ClassOf(err), "wait for memory of modules", "", context.Cause(ctx))
-	}
-	defer h.memory.Release(need)
 	r := &request{digest: sha256.Sum256(c.Code), memory: uint64(c.Limits.Memory) &^ 0xffff, fuel: uint64(c.Limits.Fuel), wall: min(c.Limits.Wall, c.Limits.CPUTime), output: uint64(c.Limits.Output),
 		args: c.Command, stdin: c.Stdin}
 	for k, v := range c.Env {
@@ -115,6 +115,15 @@ func (h *Host) Call(ctx context.Context, c dsec.Call) (dsec.CallResult, error) {
 	for _, f := range c.Files {
 		r.files = append(r.files, file{f.Path, f.Mode, f.Data})
 	}
+	if a, err := h.tried(ctx, r, c.Code, c.Limits.Compile); err != nil {
+		return dsec.CallResult{}, err
+	} else if a != nil {
+		return result(&c, a)
+	}
+	if err := h.memory.Acquire(ctx, need); err != nil {
+		return dsec.CallResult{}, dsec.E(dsec.ClassOf(err), "wait for memory of modules", "", context.Cause(ctx))
+	}
+	defer h.memory.Release(need)
 	queued := time.Since(came)
 	for again := 0; ; again++ {
 		a, err := h.once(ctx, r, c.Code)
@@ -149,40 +158,6 @@ func (h *Host) once(ctx context.Context, r *request, module []byte) (*answer, er
 	return a, err
 }
 
-func result(c *dsec.Call, a *answer) (dsec.CallResult, error) {
-	res := dsec.CallResult{Verdict: dsec.VerdictRuntimeError, Detail: a.detail, ExitCode: int(a.code & 0xff), Stdout: a.stdout, Stderr: a.stderr, Truncated: a.truncated,
-		Backend: "wazero", Usage: dsec.CallUsage{Wall: a.wall, Memory: int64(a.memory), Fuel: int64(a.fuel)}}
-	switch a.end {
-	case endExit:
-		switch {
-		case a.code != 0:
-			res.Detail = fmt.Sprintf("it ended with %d", a.code)
-			if res.ExitCode == 0 {
-				res.ExitCode = 1
-			}
-		case !c.Judge(a.stdout):
-			res.Verdict, res.Detail = dsec.VerdictWrongAnswer, "stdout is not what was expected"
-		default:
-			res.Verdict = dsec.VerdictOK
-		}
-	case endTrap:
-		res.ExitCode = 134
-	case endTime:
-		res.Verdict, res.ExitCode, res.Detail = dsec.VerdictTimeLimit, 137, "it ran longer than limits.wall or limits.cpu_time, which are one for a module"
-	case endOutput:
-		res.Verdict, res.ExitCode, res.Detail = dsec.VerdictOutputLimit, 137, "it wrote more than limits.output"
-	case endMemory:
-		res.Verdict, res.ExitCode, res.Detail = dsec.VerdictMemoryLimit, 137, "it failed after more than limits.memory was refused to it"
-	case endFuel:
-		res.Verdict, res.ExitCode, res.Detail = dsec.VerdictFuelLimit, 137, "it executed more than limits.fuel instructions"
-	case endModule:
-		res.Verdict, res.ExitCode = dsec.VerdictCompileError, 1
-	default:
-		return res, dsec.Errorf(dsec.Unavailable, "call module", "", "the worker gave it up")
-	}
-	return res, nil
-}
-
 // worker is the one there is, or a new one.
 func (h *Host) worker(ctx context.Context) (*process, error) {
 	h.mu.Lock()
@@ -191,7 +166,7 @@ func (h *Host) worker(ctx context.Context) (*process, error) {
 		return nil, dsec.Errorf(dsec.Unavailable, "call module", "", "the function tier is closed")
 	}
 	if h.w == nil || h.w.over() {
-		p, err := h.start()
+		p, err := h.start(group, h.o.Memory)
 		if err != nil {
 			h.mu.Unlock()
 			return nil, dsec.E(dsec.Unavailable, "start worker of modules", "", err)
@@ -217,8 +192,8 @@ func (p *process) over() bool {
 	}
 }
 
-// start starts a worker; the caller has the lock.
-func (h *Host) start() (*process, error) {
+// start starts a worker in a control group of that name; the caller has the lock.
+func (h *Host) start(group string, memory int64) (*process, error) {
 	if h.dir == "" {
 		h.dir = h.o.Dir
 	}
@@ -240,7 +215,7 @@ func (h *Host) start() (*process, error) {
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	uid, tasks := 0, 0
+	uid, tasks, made := 0, 0, (*cgroup.Group)(nil)
 	if os.Geteuid() == 0 {
 		uid = h.o.UID
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
@@ -251,10 +226,11 @@ func (h *Host) start() (*process, error) {
 		if err := h.o.Cgroups.Remove(ctx, group); err != nil { // of a worker before
 			return nil, err
 		}
-		g, err := h.o.Cgroups.Create(group, cgroup.Limits{Memory: h.o.Memory, Pids: 256})
+		g, err := h.o.Cgroups.Create(group, cgroup.Limits{Memory: memory, Pids: 256})
 		if err != nil {
 			return nil, err
 		}
+		made = g
 		handles, err := g.Handles()
 		if err != nil {
 			return nil, err
@@ -264,7 +240,7 @@ func (h *Host) start() (*process, error) {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, handles.Tasks...)
 		tasks = len(handles.Tasks)
 	}
-	cmd.Args = []string{"dsec", Verb, strconv.Itoa(uid), strconv.FormatInt(h.o.Memory, 10), strconv.Itoa(tasks), h.dir}
+	cmd.Args = []string{"dsec", Verb, strconv.Itoa(uid), strconv.FormatInt(memory, 10), strconv.Itoa(tasks), h.dir}
 	conn, err := net.FileConn(ours)
 	if err != nil {
 		return nil, err
@@ -272,7 +248,7 @@ func (h *Host) start() (*process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	p := &process{h: h, cmd: cmd, conn: conn, ready: make(chan struct{}), ended: make(chan struct{}), calls: map[uint64]chan *answer{}, known: map[[32]byte]bool{}}
+	p := &process{h: h, group: made, cmd: cmd, conn: conn, ready: make(chan struct{}), ended: make(chan struct{}), calls: map[uint64]chan *answer{}, known: map[[32]byte]bool{}}
 	late := time.AfterFunc(startWithin, func() { _ = cmd.Process.Kill() })
 	go p.read(late)
 	return p, nil

@@ -3,8 +3,11 @@ package wasm
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,6 +15,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/cgroup"
 )
 
 func TestMain(m *testing.M) {
@@ -135,6 +139,63 @@ func TestFuel(t *testing.T) {
 				t.Errorf("%s (%s), %d used, stdout %q, want %s, %d, %q", r.Verdict, r.Detail, r.Usage.Fuel, r.Stdout, tt.want, tt.used, tt.stdout)
 			}
 		})
+	}
+}
+
+// TestAModuleThatTakesLongToCompile costs nobody but its caller.
+func TestAModuleThatTakesLongToCompile(t *testing.T) {
+	h := newHost(t)
+	if _, err := try(h, dsec.Call{Code: hello("x")}); err != nil {
+		t.Fatal(err)
+	}
+	was := h.w
+	jumps := assemble(1, nil, nil, bytes.Repeat([]byte{0x03, 0x40, 0x0b}, 100_000)) // minutes
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			r, err := try(h, dsec.Call{Code: jumps, Limits: dsec.CallLimits{Compile: 500 * time.Millisecond}})
+			if err != nil || r.Verdict != dsec.VerdictCompileError || !strings.Contains(r.Detail, "limits.compile") {
+				t.Errorf("%+v %v", r, err)
+			}
+		})
+	}
+	for range 20 {
+		if r, err := try(h, dsec.Call{Code: hello("x")}); err != nil || r.Verdict != dsec.VerdictOK {
+			t.Error(r, err)
+		}
+	}
+	wg.Wait()
+	if h.w != was || h.w.over() {
+		t.Error("the worker of the others has ended")
+	}
+}
+
+// TestAModuleThatTakesMuchToCompile likewise.
+func TestAModuleThatTakesMuchToCompile(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root limits memory; uid", os.Geteuid())
+	}
+	groups, err := cgroup.Open(fmt.Sprintf("dsec-test-wasm-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := New(Options{Cgroups: groups, Memory: ownMemory + 80<<20})
+	defer func() {
+		if err := errors.Join(h.Close(), groups.RemoveAll(context.Background()), groups.Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	const depth = 10_000
+	deep := assemble(1, nil, nil, bytes.Repeat([]byte{0x03, 0x40}, depth), bytes.Repeat([]byte{0x0b}, depth))
+	r, err := try(h, dsec.Call{Code: deep, Limits: dsec.CallLimits{Memory: 1 << 20, Compile: 30 * time.Second}})
+	if err != nil || r.Verdict != dsec.VerdictCompileError || !strings.Contains(r.Detail, "80 MiB") {
+		t.Errorf("%+v %v", r, err)
+	}
+	if r, err := try(h, dsec.Call{Code: hello("x"), Limits: dsec.CallLimits{Memory: 1 << 20}}); err != nil || r.Verdict != dsec.VerdictOK {
+		t.Error(r, err)
+	}
+	if names, err := groups.List(); err != nil || slices.Contains(names, trialGroup) {
+		t.Error(names, err)
 	}
 }
 

@@ -14,6 +14,7 @@ const (
 
 	saysCall   = 1 // host
 	saysCancel = 2
+	saysTry    = 6 // compile only
 	saysResult = 3 // worker
 	saysNeed   = 4 // the module of a call
 	saysReady  = 5
@@ -34,6 +35,7 @@ const (
 // request is a call on its way to the worker.
 type request struct {
 	id     uint64
+	try    bool     // the module is to be compiled, and that is all
 	digest [32]byte // of the module
 	module []byte   // none: the worker may have it
 	memory uint64
@@ -93,7 +95,11 @@ func (w *builder) done() []byte {
 }
 
 func (r *request) encode() []byte {
-	w := newBuilder(saysCall, r.id)
+	says := byte(saysCall)
+	if r.try {
+		says = saysTry
+	}
+	w := newBuilder(says, r.id)
 	w.bytes(r.digest[:])
 	w.bytes(r.module)
 	w.u64(r.memory)

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +13,6 @@ import (
 	"os/signal"
 	goruntime "runtime"
 	"runtime/debug"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,7 +23,6 @@ import (
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
-	"github.com/tetratelabs/wazero/sys"
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec/runtime/function/wasm/meter"
@@ -37,11 +34,7 @@ const (
 	fdTasks  = 4
 )
 
-const (
-	keptModules = 256       // compiled
-	keptBytes   = 256 << 20 // of their source, together
-	maxPages    = 16384     // of 64 KiB, of any module: 1 GiB
-)
+const maxPages = 16384 // of 64 KiB, of any module: 1 GiB
 
 // Main is the worker process. It returns the exit status.
 func Main(args []string) int {
@@ -146,22 +139,6 @@ type worker struct {
 	cancels map[uint64]context.CancelCauseFunc
 }
 
-// which names a compiled module.
-type which struct {
-	digest  [32]byte // of what came
-	metered bool     // it counts what it executes
-}
-
-// module is one that is compiled, or is being.
-type module struct {
-	ready chan struct{} // closed when the others are set
-	m     wazero.CompiledModule
-	err   error
-	size  int
-	users int
-	gone  bool // out of the cache; closed by its last user
-}
-
 var errCancelled = errors.New("the caller went away")
 
 func serve(conn net.Conn) error {
@@ -193,11 +170,12 @@ func (w *worker) hear(ctx context.Context, b []byte) error {
 		return err
 	}
 	switch says {
-	case saysCall:
+	case saysCall, saysTry:
 		r, err := decodeRequest(id, rest)
 		if err != nil {
 			return err
 		}
+		r.try = says == saysTry
 		ctx, cancel := context.WithCancelCause(ctx)
 		w.mu.Lock()
 		w.cancels[id] = cancel
@@ -242,6 +220,9 @@ func (w *worker) call(ctx context.Context, cancel context.CancelCauseFunc, r *re
 	if m.err != nil {
 		return &answer{says: saysResult, end: endModule, detail: m.err.Error()}
 	}
+	if r.try {
+		return &answer{says: saysResult, end: endExit}
+	}
 	select {
 	case w.turns <- struct{}{}:
 		defer func() { <-w.turns }()
@@ -249,98 +230,6 @@ func (w *worker) call(ctx context.Context, cancel context.CancelCauseFunc, r *re
 		return &answer{says: saysResult, end: endCancel}
 	}
 	return w.run(ctx, cancel, r, m.m)
-}
-
-// module finds the compiled module of a call, or compiles what came with it; nil: it
-// has to come.
-func (w *worker) module(ctx context.Context, r *request) *module {
-	k := which{r.digest, r.fuel > 0}
-	w.mu.Lock()
-	m := w.modules[k]
-	if m != nil {
-		m.users++
-		i := slices.Index(w.order, k)
-		w.order = append(slices.Delete(w.order, i, i+1), k)
-		w.mu.Unlock()
-		return m
-	}
-	if len(r.module) == 0 || sha256.Sum256(r.module) != r.digest {
-		w.mu.Unlock()
-		return nil
-	}
-	m = &module{ready: make(chan struct{}), size: len(r.module), users: 1}
-	w.modules[k] = m
-	w.order = append(w.order, k)
-	w.bytes += m.size
-	w.trimLocked()
-	w.mu.Unlock()
-	m.m, m.err = w.compile(context.WithoutCancel(ctx), r.module, k.metered)
-	if m.err != nil {
-		w.mu.Lock()
-		w.dropLocked(k)
-		w.mu.Unlock()
-	}
-	close(m.ready)
-	return m
-}
-
-// compile makes machine code of a module. A defect of the compiler is the module's
-// end and not ours.
-func (w *worker) compile(ctx context.Context, b []byte, metered bool) (m wazero.CompiledModule, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("compile: %v", p)
-		}
-	}()
-	if metered {
-		if b, err = meter.Inject(b); err != nil {
-			return nil, err
-		}
-	}
-	if m, err = w.rt.CompileModule(ctx, b); err != nil {
-		return nil, err
-	}
-	for _, f := range m.ImportedFunctions() {
-		from, name, _ := f.Import()
-		if from != wasi_snapshot_preview1.ModuleName {
-			return nil, errors.Join(fmt.Errorf("it imports %s.%s: there is %s only", from, name, wasi_snapshot_preview1.ModuleName), m.Close(ctx))
-		}
-	}
-	if f := m.ExportedFunctions()[meter.Start]; f != nil && len(f.ParamTypes())+len(f.ResultTypes()) > 0 {
-		return nil, errors.Join(errors.New("its start function takes or gives something"), m.Close(ctx))
-	}
-	if m.ExportedFunctions()["_start"] == nil {
-		return nil, errors.Join(errors.New("it exports no _start"), m.Close(ctx))
-	}
-	return m, nil
-}
-
-func (w *worker) trimLocked() {
-	for len(w.order) > 1 && (len(w.order) > keptModules || w.bytes > keptBytes) {
-		w.dropLocked(w.order[0])
-	}
-}
-
-func (w *worker) dropLocked(k which) {
-	m := w.modules[k]
-	if m == nil {
-		return
-	}
-	delete(w.modules, k)
-	w.order = slices.DeleteFunc(w.order, func(o which) bool { return o == k })
-	w.bytes -= m.size
-	m.gone = true
-	if m.users == 0 && m.m != nil {
-		_ = m.m.Close(context.Background())
-	}
-}
-
-func (w *worker) letGo(m *module) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if m.users--; m.users == 0 && m.gone && m.m != nil {
-		_ = m.m.Close(context.Background())
-	}
 }
 
 // run makes an instance of its own for a call, runs it and throws it away.
@@ -395,28 +284,4 @@ func (w *worker) start(ctx context.Context, c wazero.CompiledModule, cfg wazero.
 	}
 	_, err = m.ExportedFunction("_start").Call(ctx)
 	return 0, err
-}
-
-// judge says how it ended. A call that failed after memory was refused to it is taken
-// to have failed of that.
-func (a *answer) judge(ctx context.Context, err error, refused bool, fuel uint64) {
-	exit, exited := errors.AsType[*sys.ExitError](err)
-	cause := context.Cause(ctx)
-	switch {
-	case a.truncated:
-		a.end = endOutput
-	case cause != nil && errors.Is(cause, context.DeadlineExceeded):
-		a.end = endTime
-	case cause != nil:
-		a.end = endCancel
-	case a.fuel > fuel:
-		a.end = endFuel
-	case err == nil || exited && exit.ExitCode() == 0:
-	case refused:
-		a.end = endMemory
-	case exited:
-		a.code = exit.ExitCode()
-	default:
-		a.end, a.detail = endTrap, strings.TrimSpace(err.Error())
-	}
 }
