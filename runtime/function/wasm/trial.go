@@ -107,6 +107,8 @@ func (h *Host) try(ctx context.Context, r *request, module []byte, within time.D
 		return no("compiling it took longer than limits.compile, and than %v at most", trialWithin)
 	case err != nil && p.over() && p.outOfMemory():
 		return no("compiling it takes more than %d MiB of memory", memory>>20)
+	case err != nil && p.over() && p.cmd.ProcessState.ExitCode() > 0: // it ended itself, and was not killed
+		return no("the compiler does not survive it: exit code %d", p.cmd.ProcessState.ExitCode())
 	case err == nil:
 		err = dsec.Errorf(dsec.Internal, op, "", "the worker does not take it")
 	}

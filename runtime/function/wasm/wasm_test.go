@@ -84,6 +84,8 @@ func TestModules(t *testing.T) {
 		{"output", dsec.Call{Code: assemble(1, iovec(64, 4096), []imported{fdWrite}, loop(konst(1), konst(0), konst(1), konst(8), call(0), drop, again)), Limits: dsec.CallLimits{Output: 10}},
 			dsec.VerdictOutputLimit, 137, strings.Repeat("\x00", 10)},
 		{"no module", dsec.Call{Code: []byte("hello")}, dsec.VerdictCompileError, 1, ""},
+		{"a module that says that it is large", dsec.Call{Code: []byte("\x00asm\x01\x00\x00\x00\x01\x05\xff\xff\xff\xff\x0f")}, dsec.VerdictCompileError, 1, ""},
+		{"the same, counted", dsec.Call{Code: []byte("\x00asm\x01\x00\x00\x00\x01\x05\xff\xff\xff\xff\x0f"), Limits: dsec.CallLimits{Fuel: 1}}, dsec.VerdictCompileError, 1, ""},
 		{"other imports", dsec.Call{Code: assemble(1, nil, []imported{{"env", "system", []byte{i32}, []byte{i32}}}, konst(0), call(0), drop)}, dsec.VerdictCompileError, 1, ""},
 		{"reads its files", dsec.Call{Code: opens("data/x.txt", 0, 2), Files: with}, dsec.VerdictOK, 0, ""},
 		{"no other", dsec.Call{Code: opens("etc/passwd", 0, 2), Files: with}, dsec.VerdictRuntimeError, 44, ""}, // ENOENT
@@ -179,16 +181,16 @@ func TestAModuleThatTakesMuchToCompile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := New(Options{Cgroups: groups, Memory: ownMemory + 80<<20})
+	h := New(Options{Cgroups: groups, Memory: ownMemory + 64<<20})
 	defer func() {
 		if err := errors.Join(h.Close(), groups.RemoveAll(context.Background()), groups.Close()); err != nil {
 			t.Error(err)
 		}
 	}()
-	const depth = 10_000
+	const depth = 14_000
 	deep := assemble(1, nil, nil, bytes.Repeat([]byte{0x03, 0x40}, depth), bytes.Repeat([]byte{0x0b}, depth))
 	r, err := try(h, dsec.Call{Code: deep, Limits: dsec.CallLimits{Memory: 1 << 20, Compile: 30 * time.Second}})
-	if err != nil || r.Verdict != dsec.VerdictCompileError || !strings.Contains(r.Detail, "80 MiB") {
+	if err != nil || r.Verdict != dsec.VerdictCompileError || !strings.Contains(r.Detail, "64 MiB") {
 		t.Errorf("%+v %v", r, err)
 	}
 	if r, err := try(h, dsec.Call{Code: hello("x"), Limits: dsec.CallLimits{Memory: 1 << 20}}); err != nil || r.Verdict != dsec.VerdictOK {

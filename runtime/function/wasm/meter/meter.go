@@ -32,10 +32,14 @@ const (
 	idType     = 1
 	idImport   = 2
 	idFunction = 3
+	idTable    = 4
+	idMemory   = 5
 	idGlobal   = 6
 	idExport   = 7
 	idStart    = 8
+	idElement  = 9
 	idCode     = 10
+	idData     = 11
 )
 
 // Sections come in this order; that of the count of data is older than its number.
@@ -43,7 +47,10 @@ var order = []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 10, 11}
 
 const header = "\x00asm\x01\x00\x00\x00"
 
-var errShort = errors.New("it ends too early")
+var (
+	errShort = errors.New("it ends too early")
+	errCount = errors.New("it says that there are more than it has bytes")
+)
 
 type section struct {
 	id   byte
@@ -148,7 +155,10 @@ func (m *module) items(id byte) (n uint64, r *reader) {
 		return 0, &reader{}
 	}
 	r = &reader{b: m.sections[i].body}
-	return r.u32(), r
+	if n = r.u32(); n > uint64(len(r.rest())) { // the engine makes room for as many
+		r.fail(errCount)
+	}
+	return n, r
 }
 
 // add appends to a section that is a vector.
@@ -165,7 +175,7 @@ func (m *module) add(id byte, entries ...[]byte) {
 
 // count sets how much there is of what is numbered.
 func (m *module) count() error {
-	for _, id := range []byte{idType, idFunction, idGlobal, idExport, idCode} {
+	for _, id := range []byte{idType, idImport, idFunction, idTable, idMemory, idGlobal, idExport, idElement, idCode, idData} {
 		n, r := m.items(id)
 		switch id {
 		case idType:
@@ -180,9 +190,6 @@ func (m *module) count() error {
 		}
 	}
 	n, r := m.items(idImport)
-	if r.err != nil {
-		return fmt.Errorf("imports: %w", r.err)
-	}
 	for range n {
 		r.take(r.u32())
 		r.take(r.u32())
