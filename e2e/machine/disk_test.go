@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/e2e/up"
@@ -93,8 +95,9 @@ func TestADiskThatFailsIsBlamed(t *testing.T) {
 	defer cancel()
 	r, err := h.Run(ctx, writer, process.Spec{Argv: []string{"/bin/sh", "-c", "dd if=/dev/urandom of=/big bs=1M count=150 conv=fsync; /bin/busybox sync"}}, io.Discard, io.Discard)
 	t.Logf("who fills it: %+v, %v", r, err) // either, it is broken
-	// What the disk has no room for may show when btrfs commits, every 30 s.
+	// What the disk has no room for may show when btrfs commits, which it does every 30 s by itself.
 	eventuallyWithin(t, 3*up.Within, "the sandboxes are blamed", func() bool {
+		unix.Sync()
 		for _, id := range []dsec.SandboxID{writer, other} {
 			if sb, err := h.Get(ctx, id); err != nil || sb.Blame == nil || sb.Blame.Cause != dsec.CauseInfraDisk {
 				return false
