@@ -163,8 +163,10 @@ func (c *Call) validateType() error {
 			return badCall("code", "a call of type wasm has a module as its code, and nothing to compile or preload")
 		case c.Image != "" || len(c.Layers) > 0:
 			return badCall("image", "a call of type wasm has none: a module brings all it needs")
-		case c.Network == CallLoopback || len(c.Outputs) > 0:
-			return badCall("network", "a module has no network and writes no files")
+		case c.Network == CallLoopback:
+			return badCall("network", "a module has none")
+		case len(c.Outputs) > 0:
+			return badCall("outputs", "a module writes no files")
 		}
 		return nil
 	default:

@@ -166,12 +166,12 @@ func (s *Spec) Validate() error {
 	switch s.Tier {
 	case TierContainer, TierMicroVM, TierFullVM, TierFunction:
 	default:
-		return bad("tier", "unknown tier %s", Quote(string(s.Tier)))
+		return bad("tier", "unknown tier %s, want container, microvm or fullvm", Quote(string(s.Tier)))
 	}
 	switch {
 	case s.Isolation == IsolationDefault:
 	case s.Isolation != IsolationGVisor:
-		return bad("isolation", "unknown isolation %s", Quote(string(s.Isolation)))
+		return bad("isolation", "unknown isolation %s, want gvisor or none", Quote(string(s.Isolation)))
 	case s.Tier != TierContainer:
 		return bad("isolation", "gvisor is a way to isolate containers, not the tier %s", s.Tier)
 	}

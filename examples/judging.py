@@ -27,5 +27,7 @@ def judge(client: Client, image: str) -> dict[int, str]:
 
 if __name__ == "__main__":
     with Client() as client:
+        if len(sys.argv) != 2:
+            sys.exit("usage: judging.py IMAGE  (an image with gcc)")
         for number, verdict in sorted(judge(client, sys.argv[1]).items()):
             print(number, verdict)

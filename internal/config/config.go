@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -263,14 +264,12 @@ func (g *Gateway) validate(bad func(string, string, ...any) error) error {
 
 // Bytes reads "64GiB", "512MiB", "4096" or "50%" (of the given whole).
 func Bytes(s string, whole int64) (int64, error) {
-	var n float64
-	var unit string
-	if _, err := fmt.Sscanf(s, "%g%s", &n, &unit); err != nil && unit != "" || n < 0 || n != n || math.IsInf(n, 0) {
+	unit := strings.TrimLeft(s, "0123456789.")
+	n, err := strconv.ParseFloat(strings.TrimSuffix(s, unit), 64)
+	if err != nil {
 		return 0, fmt.Errorf("%s is no size", dsec.Quote(s))
 	}
-	if s == "" || strings.TrimLeft(s[:1], "0123456789.") != "" {
-		return 0, fmt.Errorf("%s is no size", dsec.Quote(s))
-	}
+	unit = strings.TrimSpace(unit)
 	factor, ok := map[string]float64{"": 1, "%": float64(whole) / 100, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
 		"TiB": 1 << 40}[unit]
 	if !ok || n*factor > math.MaxInt64/2 {

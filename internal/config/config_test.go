@@ -81,7 +81,7 @@ func TestBytes(t *testing.T) {
 			t.Errorf("%s: %d, %v", in, got, err)
 		}
 	}
-	for _, in := range []string{"", "x", "-1", "1GB", "nan", "1e300TiB"} {
+	for _, in := range []string{"", "x", "-1", "1GB", "nan", "1e300TiB", "10EiB", "7E", ".", "1..2", "0x10", "1e3", "inf", "99999999999TiB"} {
 		if got, err := Bytes(in, 200); err == nil {
 			t.Errorf("%q: %d", in, got)
 		}

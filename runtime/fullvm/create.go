@@ -96,6 +96,8 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 		return no("has no network yet; ask for network none")
 	case len(s.Mounts) > 0:
 		return no("shows no directories of the host")
+	case len(s.Watch) > 0:
+		return no("does not see what is written to paths that are watched")
 	case len(s.Phases) > 0:
 		return no("has no phases")
 	case s.Limits.Memory < minMemory:

@@ -45,7 +45,7 @@ func blocksOf(st os.FileInfo) int64 {
 func (r *Runtime) install(ctx context.Context) (program, error) {
 	const op = "install runsc"
 	if r.cfg.Runsc == "" {
-		return program{}, dsec.Errorf(dsec.Unsupported, op, "runsc", "isolation gvisor needs gVisor's runsc: it is not in PATH, and node.runsc names none; make runsc builds one")
+		return program{}, dsec.Errorf(dsec.Unsupported, op, "runsc", "isolation gvisor needs gVisor's runsc: it is not in PATH, and node.runsc names none; make runsc builds one and prints the path that node.runsc has to have")
 	}
 	src, err := os.Open(r.cfg.Runsc)
 	if err != nil {

@@ -99,8 +99,8 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 	if err != nil {
 		return dsec.E(dsec.Invalid, op, string(req.ID), err)
 	}
-	if more := capsOf(profile) & guest.Withheld; more != 0 {
-		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "the profile %s has capabilities %#x that tier %s does not give", profile, more, dsec.TierMicroVM)
+	if capsOf(profile)&guest.Withheld != 0 {
+		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "tier %s does not give the capabilities of the profile %s; in a container it does", dsec.TierMicroVM, profile)
 	}
 	if req.From != "" {
 		if err := checkMoment(req.From); err != nil {
@@ -112,6 +112,8 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "tier %s has no phases", dsec.TierMicroVM)
 	case len(req.Spec.Mounts) > 0:
 		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "tier %s shows no host directories", dsec.TierMicroVM)
+	case len(req.Spec.Watch) > 0:
+		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "tier %s does not see what is written to paths that are watched", dsec.TierMicroVM)
 	case req.Spec.HasLink() && r.cfg.Network == nil:
 		return dsec.Errorf(dsec.Unsupported, op, string(req.ID), "this node has no network for sandboxes")
 	}

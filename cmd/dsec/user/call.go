@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,7 +36,7 @@ func (f *callFlags) register(c *cobra.Command) {
 	p.StringVar(&f.compile, "compile", "", "shell line that runs first, in the same place")
 	p.StringArrayVar(&f.call.Preload, "preload", nil, "module that the interpreter has imported before (repeat)")
 	p.StringArrayVar(&f.files, "file", nil, "FILE[:PATH] that comes with the call (repeat)")
-	p.StringArrayVar(&f.call.Outputs, "output", nil, "pattern of files to bring back, like 'out/**' (repeat)")
+	p.StringArrayVar(&f.call.Outputs, "bring", nil, "pattern of files to bring back, like 'out/**' (repeat)")
 	p.StringVar(&f.out, "into", ".", "directory that files come back to")
 	p.StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE (repeat)")
 	p.StringVar(&f.stdin, "stdin", "", "FILE that is its stdin, - for ours")
@@ -75,6 +76,9 @@ func (f *callFlags) build(c *cobra.Command, args []string) (dsec.Call, error) {
 			return
 		}
 		*into, err = readCall(c, name)
+	}
+	if given := slices.DeleteFunc([]string{f.code, f.python, f.module}, func(s string) bool { return s == "" }); len(given) > 1 {
+		return k, usage("make call", "of --code, --python and --wasm one")
 	}
 	switch {
 	case f.code != "":

@@ -21,7 +21,7 @@ func Create() *cobra.Command {
 		Long: `Returns when the sandboxes run. A COMMAND is the main process: its end is the end of
 the sandbox. Without one the sandbox idles and takes commands by "dsec exec". It stops
 after an hour in which nobody used it and is deleted an hour later: --idle, --retention.`,
-		Example:           "  dsec create debian:12\n  dsec create debian:12 --layer repo:v1 --memory 2GiB --name work\n  dsec create -n 20 debian:12 --label batch=7",
+		Example:           "  dsec create debian:12\n  dsec create debian:12 --layer repo:v1 --memory 2GiB --name work\n  dsec create -n 20 debian:12 --label batch=7\n  dsec create debian:12 --tier microvm --boot cold\n  dsec create debian:12 --isolation gvisor",
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: completeImage,
 		RunE: func(c *cobra.Command, args []string) error {

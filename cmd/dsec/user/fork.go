@@ -26,6 +26,9 @@ Only tiers with a kernel of their own can be copied: microvm.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeSandboxes(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if count < 1 {
+				return usage("fork sandbox", "--count wants 1 to 1000")
+			}
 			return with(c, func(ctx context.Context, cl *client.Client) error {
 				id, err := find(ctx, cl, args[0])
 				if err != nil {

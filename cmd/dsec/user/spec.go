@@ -35,7 +35,7 @@ func (s *specFlags) register(c *cobra.Command) {
 	f, p := c.Flags(), &s.spec
 	f.StringVar(&p.Name, "name", "", "name, unique among the live sandboxes of the project")
 	f.StringVar((*string)(&p.Isolation), "isolation", "", "what a container has between itself and the kernel, besides namespaces: gvisor")
-	f.StringVar(&s.tier, "tier", string(dsec.TierContainer), "isolation: container, microvm (a kernel of its own)")
+	f.StringVar(&s.tier, "tier", string(dsec.TierContainer), "container, microvm (a kernel of its own) or fullvm (a whole machine from a disk image)")
 	f.StringVar((*string)(&p.Boot), "boot", "", "how a microvm begins: cold boots its own kernel, for a machine that lives long and gives idle memory back (default: a copy of one that has booted)")
 	f.StringArrayVar(&s.layers, "layer", nil, "layer above the image, bottom to top (repeat)")
 	f.StringArrayVarP(&s.env, "env", "e", nil, "NAME=VALUE of every command (repeat)")

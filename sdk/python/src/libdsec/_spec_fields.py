@@ -44,4 +44,4 @@ class SpecFields(TypedDict, total=False):
     labels: Mapping[str, str]
     call_id: str
     rollout_key: str
-    checkpoint: str
+    checkpoint: str | Checkpoint

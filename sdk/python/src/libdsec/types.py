@@ -78,7 +78,7 @@ class Spec:
     A tier or machine that cannot give it raises ``Unsupported``.
     ``bandwidth`` is of the network, in bytes a second each way; 0 is what the machine can.
     ``call_id`` makes creation idempotent: same id and spec, same sandbox.
-    ``checkpoint`` is the digest of what it goes on from. Then only name, hostname, labels, rollout_key, lifetimes and
+    ``checkpoint`` is what it goes on from: its digest, or what ``box.checkpoint()`` returned. Then only name, hostname, labels, rollout_key, lifetimes and
     network policy may be given beside it; everything else is as it was.
     """
 
@@ -117,7 +117,7 @@ class Spec:
     labels: Mapping[str, str] = field(default_factory=dict)
     call_id: str = ""
     rollout_key: str = ""
-    checkpoint: str = ""
+    checkpoint: str | Checkpoint = ""
 
     def with_(self, **fields: Any) -> Spec:
         """A copy with some fields changed."""
@@ -140,7 +140,7 @@ class Spec:
             "lifetimes": w.drop_empty(lifetimes), "profile": self.profile, "no_new_privs": self.no_new_privs,
             "oom": self.oom, "mounts": [{"source": s, "target": t} for s, t in self.mounts], "watch": list(self.watch),
             "labels": dict(self.labels), "call_id": self.call_id, "rollout_key": self.rollout_key,
-            "checkpoint": self.checkpoint,
+            "checkpoint": self.checkpoint if isinstance(self.checkpoint, str) else self.checkpoint.digest,
         })
 
     @classmethod
