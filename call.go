@@ -93,6 +93,7 @@ const (
 	MinWasmMemory  = 64 << 10 // a page
 	MaxWasmMemory  = 1 << 30
 	MaxCallFuel    = 1 << 50
+	MaxNameOfFile  = 255
 )
 
 // Fill sets every default.
@@ -212,8 +213,19 @@ func (c *Call) validateTexts() error {
 	if len(c.Files) > MaxCallFiles {
 		return badCall("files", "%d files, at most %d", len(c.Files), MaxCallFiles)
 	}
+	dirs := map[string]bool{}
+	for _, f := range c.Files {
+		for d := path.Dir(f.Path); d != "." && d != "/"; d = path.Dir(d) {
+			dirs[d] = true
+		}
+	}
 	for _, f := range c.Files {
 		p := f.Path
+		for name := range strings.SplitSeq(p, "/") {
+			if dirs[p] || len(name) > MaxNameOfFile {
+				return badCall("files", "%s is the directory of another, or has a name of more than %d bytes", Quote(p[:min(len(p), 64)]), MaxNameOfFile)
+			}
+		}
 		if p == "" || p == "." || len(p) > MaxCallPattern || path.IsAbs(p) || path.Clean(p) != p || p == ".." || strings.HasPrefix(p, "../") || strings.Contains(p, "\x00") {
 			return badCall("files", "path %s, want one that is relative, clean and stays below", Quote(p[:min(len(p), 64)]))
 		}

@@ -41,6 +41,11 @@ func TestCallsThatCanNeverWork(t *testing.T) {
 			t.Errorf("file %q is accepted", p)
 		}
 	}
+	for _, files := range [][]CallFile{{{Path: "a"}, {Path: "a/b"}}, {{Path: "a/b/c"}, {Path: "a/b"}}, {{Path: strings.Repeat("n", 256)}}, {{Path: strings.Repeat("n", 256) + "/x"}}} {
+		if err := (&Call{Type: CallExec, Image: "i", Command: []string{"x"}, Files: files}).Validate(); ClassOf(err) != Invalid {
+			t.Errorf("%+v: %v", files, err)
+		}
+	}
 	wasm := Call{Type: CallWasm, Code: []byte("m"), Limits: CallLimits{Memory: MinWasmMemory}}
 	if err := wasm.Validate(); err != nil {
 		t.Error(err)

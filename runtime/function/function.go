@@ -164,7 +164,10 @@ func (e *Engine) Call(ctx context.Context, project string, c dsec.Call) (dsec.Ca
 	res, err := e.once(ctx, project, &c)
 	if err != nil && ctx.Err() == nil && spoilt(err) {
 		e.cfg.Log.Warn("call made again", "err", err)
-		res, err = e.once(ctx, project, &c)
+		e.empty(project, &c)
+		if res, err = e.once(ctx, project, &c); err != nil && ctx.Err() == nil && spoilt(err) {
+			err = dsec.E(dsec.Unavailable, "call", "", err)
+		}
 	}
 	res.Node = e.cfg.Node
 	return res, err

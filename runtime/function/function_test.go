@@ -32,6 +32,7 @@ func TestVerdicts(t *testing.T) {
 		{"signal", shell("kill -SEGV $$"), dsec.VerdictRuntimeError, 139},
 		{"exception", python("1/0"), dsec.VerdictRuntimeError, 1},
 		{"python exit", python("import sys; sys.exit(5)"), dsec.VerdictRuntimeError, 5},
+		{"python exit beyond", python("import sys; sys.exit(10**30)"), dsec.VerdictRuntimeError, 255},
 		{"no program", dsec.Call{Type: dsec.CallExec, Command: []string{"nothing"}}, dsec.VerdictRuntimeError, 127},
 		{"wall", lim(shell("sleep 60"), second), dsec.VerdictTimeLimit, 137},
 		{"python wall", lim(python("import time; time.sleep(60)"), second), dsec.VerdictTimeLimit, 137},

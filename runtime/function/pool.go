@@ -167,6 +167,18 @@ func (e *Engine) evictLocked() bool {
 	return true
 }
 
+// empty removes all of a call's pool that wait: what has spoilt one container may have spoilt them.
+func (e *Engine) empty(project string, c *dsec.Call) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p := e.pools[keyOf(project, c)]; p != nil {
+		for _, b := range p.idle {
+			e.dropLocked(b)
+		}
+		p.idle = nil
+	}
+}
+
 // dropLocked has a container removed that nobody will use any more.
 func (e *Engine) dropLocked(b *box) {
 	b.pool.live--

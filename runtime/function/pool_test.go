@@ -99,6 +99,22 @@ func TestPools(t *testing.T) {
 			t.Errorf("%+v", b)
 		}
 	})
+	t.Run("and so it is if all that wait are lost", func(t *testing.T) {
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { w.call(t, shell("sleep 0.1")) })
+		}
+		wg.Wait()
+		w.rest(t)
+		list, err := w.tier.List(ctx)
+		must(t, err)
+		for _, s := range list {
+			must(t, w.hold.KillSandbox(ctx, string(s.ID)))
+		}
+		if b := w.call(t, shell("echo again")); len(list) < 2 || string(b.Stdout) != "again\n" {
+			t.Errorf("%d containers, %+v", len(list), b)
+		}
+	})
 	t.Run("calls wait, and all are made", func(t *testing.T) {
 		var wg sync.WaitGroup
 		in := map[dsec.SandboxID]bool{}

@@ -164,7 +164,7 @@ def execute(source):
         exec(compile(source, "<call>", "exec"), space())
     except SystemExit as e:
         if e.code is None or isinstance(e.code, int):
-            return e.code or 0
+            return (e.code or 0) if -1 << 63 <= (e.code or 0) < 1 << 63 else 255
         sys.stderr.write("%s\n" % (e.code,))
         return 1
     except BaseException as e:

@@ -1,6 +1,9 @@
 package wasm
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"strings"
+)
 
 // A few words of assembly for the tests: a module that imports what it names of WASI,
 // has one memory and one function, which it exports as _start.
@@ -97,6 +100,25 @@ func assembled(pages uint64, data []byte, imports []imported, more []byte, body 
 		section(7, vec(join(named("_start"), []byte{0}, leb(n)), join(named("memory"), []byte{2, 0}))), more,
 		section(10, vec(sized(join([]byte{0}, join(body...), []byte{0x0b})))),
 		section(11, vec(join([]byte{0}, konst(0), []byte{0x0b}, sized(data)))))
+}
+
+// with has one more section, in its place.
+func with(module []byte, id byte, body []byte) []byte {
+	const order = "\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0c\x0a\x0b"
+	out, rest, done := module[:8:8], module[8:], false
+	put := func() { out, done = join(out, []byte{id}, sized(body)), true }
+	for len(rest) > 0 {
+		if !done && strings.IndexByte(order, rest[0]) > strings.IndexByte(order, id) {
+			put()
+		}
+		n, size := binary.Uvarint(rest[1:])
+		end := 1 + size + int(n)
+		out, rest = append(out, rest[:end]...), rest[end:]
+	}
+	if !done {
+		put()
+	}
+	return out
 }
 
 // iovec is the place and size of a buffer.

@@ -16,6 +16,7 @@ import (
 const (
 	keptModules = 256       // compiled
 	keptBytes   = 256 << 20 // of what was compiled, together
+	perFunction = 512       // bytes that the engine has of each, about
 )
 
 // which names a compiled module.
@@ -60,7 +61,15 @@ func (w *worker) module(ctx context.Context, r *request) *module {
 	w.bytes += m.size
 	w.trimLocked()
 	w.mu.Unlock()
-	m.m, m.err = w.compile(context.WithoutCancel(ctx), r.module, k.metered)
+	functions := 0
+	m.m, functions, m.err = w.compile(context.WithoutCancel(ctx), r.module, k.metered)
+	w.mu.Lock()
+	if w.modules[k] == m {
+		m.size += functions * perFunction
+		w.bytes += functions * perFunction
+		w.trimLocked()
+	}
+	w.mu.Unlock()
 	if m.err != nil {
 		w.mu.Lock()
 		w.dropLocked(k)
@@ -72,33 +81,54 @@ func (w *worker) module(ctx context.Context, r *request) *module {
 
 // compile makes machine code of a module. A defect of the compiler is the module's
 // end and not ours.
-func (w *worker) compile(ctx context.Context, b []byte, metered bool) (m wazero.CompiledModule, err error) {
+func (w *worker) compile(ctx context.Context, b []byte, metered bool) (m wazero.CompiledModule, functions int, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("compile: %v", p)
 		}
 	}()
-	if metered {
-		if b, err = meter.Inject(b); err != nil {
-			return nil, err
-		}
+	if b, functions, err = meter.Bound(b); err == nil && metered {
+		b, err = meter.Inject(b)
+	}
+	if err != nil {
+		return nil, 0, err
 	}
 	if m, err = w.rt.CompileModule(ctx, b); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
+	if err := w.check(m); err != nil {
+		return nil, 0, errors.Join(err, m.Close(ctx))
+	}
+	return m, functions, nil
+}
+
+// check refuses what would fail when an instance is made or begins.
+func (w *worker) check(m wazero.CompiledModule) error {
+	there := w.rt.Module(wasi_snapshot_preview1.ModuleName).ExportedFunctionDefinitions()
 	for _, f := range m.ImportedFunctions() {
 		from, name, _ := f.Import()
-		if from != wasi_snapshot_preview1.ModuleName {
-			return nil, errors.Join(fmt.Errorf("it imports %s.%s: there is %s only", from, name, wasi_snapshot_preview1.ModuleName), m.Close(ctx))
+		have := there[name]
+		switch {
+		case from != wasi_snapshot_preview1.ModuleName || have == nil:
+			return fmt.Errorf("it imports %s.%s: there is %s only", from, name, wasi_snapshot_preview1.ModuleName)
+		case !slices.Equal(have.ParamTypes(), f.ParamTypes()) || !slices.Equal(have.ResultTypes(), f.ResultTypes()):
+			return fmt.Errorf("it imports %s.%s with other types than that has", from, name)
 		}
 	}
-	if f := m.ExportedFunctions()[meter.Start]; f != nil && len(f.ParamTypes())+len(f.ResultTypes()) > 0 {
-		return nil, errors.Join(errors.New("its start function takes or gives something"), m.Close(ctx))
+	for _, name := range []string{"_start", meter.Start} {
+		f := m.ExportedFunctions()[name]
+		switch {
+		case f == nil && name == "_start":
+			return errors.New("it exports no _start")
+		case f == nil:
+			continue
+		}
+		// The engine would run one that is imported as if its own module had called it.
+		if _, _, imported := f.Import(); imported || len(f.ParamTypes())+len(f.ResultTypes()) > 0 {
+			return fmt.Errorf("%s is not a function of its own that takes and gives nothing", name)
+		}
 	}
-	if m.ExportedFunctions()["_start"] == nil {
-		return nil, errors.Join(errors.New("it exports no _start"), m.Close(ctx))
-	}
-	return m, nil
+	return nil
 }
 
 func (w *worker) trimLocked() {

@@ -36,7 +36,7 @@ const Verb = "function-wasm"
 // Options of a Host; zero values are the defaults.
 type Options struct {
 	Exe     string       // default: this program
-	Dir     string       // an empty directory that nobody writes to; "": one is made below the temporary ones
+	Dir     string       // an empty directory that nobody writes to, made if it is missing; "": one below the temporary ones, until Close
 	Cgroups *cgroup.Root // nil: without limits of the kernel
 	UID     int          // default 65531; used if this process is root
 	Memory  int64        // bytes of the worker; default 2 GiB
@@ -194,7 +194,10 @@ func (p *process) over() bool {
 
 // start starts a worker in a control group of that name; the caller has the lock.
 func (h *Host) start(group string, memory int64) (*process, error) {
-	if h.dir == "" {
+	if h.dir == "" && h.o.Dir != "" {
+		if err := os.Mkdir(h.o.Dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			return nil, err
+		}
 		h.dir = h.o.Dir
 	}
 	if h.dir == "" {

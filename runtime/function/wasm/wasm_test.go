@@ -16,6 +16,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/runtime/function/wasm/meter"
 )
 
 func TestMain(m *testing.M) {
@@ -79,6 +80,7 @@ func TestModules(t *testing.T) {
 		{"trap", dsec.Call{Code: assemble(1, nil, nil, unreachable)}, dsec.VerdictRuntimeError, 134, ""},
 		{"loop", dsec.Call{Code: assemble(1, nil, nil, loop(again)), Limits: dsec.CallLimits{Wall: 200 * time.Millisecond}}, dsec.VerdictTimeLimit, 137, ""},
 		{"memory", dsec.Call{Code: assemble(1, nil, nil, konst(64), grow, konst(-1), []byte{0x46}, when(unreachable)), Limits: dsec.CallLimits{Memory: 1 << 20}}, dsec.VerdictMemoryLimit, 137, ""},
+		{"memory of more than a module has", dsec.Call{Code: assemble(1, nil, nil, konst(20000), grow, konst(-1), []byte{0x46}, when(unreachable)), Limits: dsec.CallLimits{Memory: 1 << 30}}, dsec.VerdictMemoryLimit, 137, ""},
 		{"memory at once", dsec.Call{Code: assemble(64, []byte("x"), nil), Limits: dsec.CallLimits{Memory: 1 << 20}}, dsec.VerdictMemoryLimit, 137, ""},
 		{"memory enough", dsec.Call{Code: assemble(1, nil, nil, konst(8), grow, konst(-1), []byte{0x46}, when(unreachable)), Limits: dsec.CallLimits{Memory: 1 << 20}}, dsec.VerdictOK, 0, ""},
 		{"output", dsec.Call{Code: assemble(1, iovec(64, 4096), []imported{fdWrite}, loop(konst(1), konst(0), konst(1), konst(8), call(0), drop, again)), Limits: dsec.CallLimits{Output: 10}},
@@ -141,6 +143,59 @@ func TestFuel(t *testing.T) {
 				t.Errorf("%s (%s), %d used, stdout %q, want %s, %d, %q", r.Verdict, r.Detail, r.Usage.Fuel, r.Stdout, tt.want, tt.used, tt.stdout)
 			}
 		})
+	}
+}
+
+// TestNoModuleEndsWhatAllShare: none runs a function of the engine as if it were its own.
+func TestNoModuleEndsWhatAllShare(t *testing.T) {
+	h := newHost(t)
+	exit := imported{"wasi_snapshot_preview1", "proc_exit", []byte{i32}, nil}
+	reexported := bytes.Replace(assemble(1, nil, []imported{exit}), join(named("_start"), []byte{0, 1}), join(named("_start"), []byte{0, 0}), 1)
+	yield := imported{"wasi_snapshot_preview1", "sched_yield", nil, []byte{i32}}
+	for what, b := range map[string][]byte{
+		"exported":              reexported,
+		"to start with":         with(assemble(1, nil, []imported{exit}), 8, []byte{0}),
+		"another":               with(assemble(1, nil, []imported{yield}), 8, []byte{0}),
+		"with other types":      assemble(1, nil, []imported{{"wasi_snapshot_preview1", "proc_exit", nil, nil}}),
+		"one that is not there": assemble(1, nil, []imported{{"wasi_snapshot_preview1", "nothing", nil, nil}}),
+	} {
+		for _, fuel := range []int64{0, 100} {
+			if r, err := try(h, dsec.Call{Code: b, Limits: dsec.CallLimits{Fuel: fuel}}); err != nil || r.Verdict != dsec.VerdictCompileError {
+				t.Errorf("%s, fuel %d: %+v %v", what, fuel, r, err)
+			}
+		}
+	}
+	// By its table it may, as itself.
+	table := with(with(assemble(1, nil, []imported{exit}, konst(7), konst(0), []byte{0x11, 0, 0}), 4, []byte{1, 0x70, 0, 1}), 9, join([]byte{1, 0}, konst(0), []byte{0x0b, 1, 0}))
+	if r, err := try(h, dsec.Call{Code: table}); err != nil || r.ExitCode != 7 {
+		t.Errorf("%+v %v", r, err)
+	}
+	was := h.w
+	if r, err := try(h, dsec.Call{Code: hello("x")}); err != nil || r.Verdict != dsec.VerdictOK || h.w != was {
+		t.Errorf("afterwards: %+v %v", r, err)
+	}
+}
+
+// TestTablesAreBounded: they are not of limits.memory.
+func TestTablesAreBounded(t *testing.T) {
+	h := newHost(t)
+	grows := func(by int64) []byte { // traps unless it may not
+		return with(assemble(1, nil, nil, []byte{0xd0, 0x70}, konst(by), []byte{0xfc, 15, 0}, konst(-1), []byte{0x47}, when(unreachable)), 4, []byte{1, 0x70, 0, 1})
+	}
+	if r, err := try(h, dsec.Call{Code: grows(meter.MaxTableEntries)}); err != nil || r.Verdict != dsec.VerdictOK {
+		t.Errorf("to more than it may be: %+v %v", r, err)
+	}
+	if r, err := try(h, dsec.Call{Code: grows(1000)}); err != nil || r.Verdict != dsec.VerdictRuntimeError {
+		t.Errorf("to less: %+v %v", r, err)
+	}
+	for what, b := range map[string][]byte{
+		"a large one":    with(assemble(1, nil, nil), 4, join([]byte{1, 0x70, 0}, leb(meter.MaxTableEntries+1))),
+		"many":           with(assemble(1, nil, nil), 4, append([]byte{5}, bytes.Repeat([]byte{0x70, 0, 1}, 5)...)),
+		"one of another": with(assemble(1, nil, nil), 2, join([]byte{1}, named("wasi_snapshot_preview1"), named("t"), []byte{1, 0x70, 0, 1})),
+	} {
+		if r, err := try(h, dsec.Call{Code: b}); err != nil || r.Verdict != dsec.VerdictCompileError {
+			t.Errorf("%s: %+v %v", what, r, err)
+		}
 	}
 }
 

@@ -34,7 +34,7 @@ const (
 	fdTasks  = 4
 )
 
-const maxPages = 16384 // of 64 KiB, of any module: 1 GiB
+const maxPages = 65536 // of 64 KiB: all there can be; how many a call has its memory says
 
 // Main is the worker process. It returns the exit status.
 func Main(args []string) int {
@@ -229,7 +229,12 @@ func (w *worker) call(ctx context.Context, cancel context.CancelCauseFunc, r *re
 	case <-ctx.Done():
 		return &answer{says: saysResult, end: endCancel}
 	}
-	return w.run(ctx, cancel, r, m.m)
+	a := w.run(ctx, cancel, r, m.m)
+	if w.rt.Module(wasi_snapshot_preview1.ModuleName) == nil {
+		fmt.Fprintln(os.Stderr, "serve modules: a module has ended what all share")
+		os.Exit(1) // the next worker makes the calls again
+	}
+	return a
 }
 
 // run makes an instance of its own for a call, runs it and throws it away.

@@ -63,6 +63,8 @@ type module struct {
 	types    uint64 // how many it has
 	funcs    uint64 // with those that it imports
 	globals  uint64
+	imported uint64 // functions
+	others   uint64 // that it imports and are no functions
 }
 
 // Inject returns the module b with a counter. It is an error if b exports what a metered
@@ -92,12 +94,7 @@ func Inject(b []byte) ([]byte, error) {
 	m.add(idGlobal, []byte{typeI64, 1, opI64Const, 0, opEnd})
 	m.add(idExport, entry...)
 	m.add(idCode, m.mover())
-	out := []byte(header)
-	for _, s := range m.sections {
-		out = unsigned(append(out, s.id), uint64(len(s.body)))
-		out = append(out, s.body...)
-	}
-	return out, nil
+	return m.join(), nil
 }
 
 // growth is how many times as large a module may become. Those of compilers do not become twice
@@ -197,6 +194,8 @@ func (m *module) count() error {
 		case 0:
 			own(r, m.types, "type")
 			m.funcs++
+			m.imported++
+			continue
 		case 1:
 			r.valueType()
 			r.limits()
@@ -209,9 +208,13 @@ func (m *module) count() error {
 		default:
 			r.fail(fmt.Errorf("kind %d is not known", kind))
 		}
+		m.others++
 		if r.err != nil {
-			return fmt.Errorf("imports: %w", r.err)
+			break
 		}
+	}
+	if r.err != nil {
+		return fmt.Errorf("imports: %w", r.err)
 	}
 	return nil
 }
@@ -236,8 +239,9 @@ func (m *module) exports() ([][]byte, error) {
 	}
 	more := [][]byte{entry(Fuel, 3, m.globals)}
 	if i, ok := m.find(idStart); ok {
-		at := (&reader{b: m.sections[i].body}).u32()
-		if at >= m.funcs {
+		s := &reader{b: m.sections[i].body}
+		at := s.u32()
+		if at >= m.funcs || len(s.rest()) > 0 {
 			return nil, fmt.Errorf("start: there is no function %d", at)
 		}
 		m.sections = slices.Delete(m.sections, i, i+1)
