@@ -7,7 +7,7 @@ from typing import Mapping, Sequence, TypedDict
 
 from .network import NetworkRule
 from .phases import Phase
-from .types import Keep, Size
+from .types import Checkpoint, Keep, Size
 
 
 class SpecFields(TypedDict, total=False):
