@@ -41,7 +41,7 @@ func TestCallsOverAKilledAgent(t *testing.T) {
 	}
 	eventually(t, "a container is used again", func() bool { // as soon as it is proved clean
 		r := call(run("true"))
-		return r.Container == first.Container && r.Use > 1
+		return r.Use > 1
 	})
 	same := run("cat /proc/self/stat | head -c 0; echo once")
 	same.CallID = "k1"
