@@ -210,29 +210,40 @@ func (c *Call) validateTexts() error {
 	if env > MaxEnvBytes || len(c.Env) > MaxCallArgs {
 		return badCall("env", "%d bytes in %d variables, at most %d in %d", env, len(c.Env), MaxEnvBytes, MaxCallArgs)
 	}
-	if len(c.Files) > MaxCallFiles {
-		return badCall("files", "%d files, at most %d", len(c.Files), MaxCallFiles)
-	}
-	dirs := map[string]bool{}
-	for _, f := range c.Files {
-		for d := path.Dir(f.Path); d != "." && d != "/"; d = path.Dir(d) {
-			dirs[d] = true
-		}
+	if err := validateFiles(c.Files); err != nil {
+		return err
 	}
 	for _, f := range c.Files {
-		p := f.Path
-		for name := range strings.SplitSeq(p, "/") {
-			if dirs[p] || len(name) > MaxNameOfFile {
-				return badCall("files", "%s is the directory of another, or has a name of more than %d bytes", Quote(p[:min(len(p), 64)]), MaxNameOfFile)
-			}
-		}
-		if p == "" || p == "." || len(p) > MaxCallPattern || path.IsAbs(p) || path.Clean(p) != p || p == ".." || strings.HasPrefix(p, "../") || strings.Contains(p, "\x00") {
-			return badCall("files", "path %s, want one that is relative, clean and stays below", Quote(p[:min(len(p), 64)]))
-		}
-		total += len(p) + len(f.Data)
+		total += len(f.Path) + len(f.Data)
 	}
 	if total += env; total > MaxCallBytes {
 		return badCall("files", "%d bytes in all, at most %d", total, MaxCallBytes)
+	}
+	return nil
+}
+
+// validateFiles bounds each path before it looks at the directories in it.
+func validateFiles(all []CallFile) error {
+	if len(all) > MaxCallFiles {
+		return badCall("files", "%d files, at most %d", len(all), MaxCallFiles)
+	}
+	dirs := map[string]bool{}
+	for _, f := range all {
+		p := f.Path
+		if p == "" || p == "." || len(p) > MaxCallPattern || path.IsAbs(p) || path.Clean(p) != p || p == ".." || strings.HasPrefix(p, "../") || strings.Contains(p, "\x00") {
+			return badCall("files", "path %s, want one that is relative, clean and stays below", Quote(p[:min(len(p), 64)]))
+		}
+		for d := p; d != "."; d = path.Dir(d) {
+			if len(path.Base(d)) > MaxNameOfFile {
+				return badCall("files", "%s has a name of more than %d bytes", Quote(p[:min(len(p), 64)]), MaxNameOfFile)
+			}
+			dirs[path.Dir(d)] = true
+		}
+	}
+	for _, f := range all {
+		if dirs[f.Path] {
+			return badCall("files", "%s is the directory of another", Quote(f.Path[:min(len(f.Path), 64)]))
+		}
 	}
 	return nil
 }

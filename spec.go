@@ -139,6 +139,7 @@ const (
 	MaxSpecBytes  = 1 << 20
 	MaxLifetime   = 30 * 24 * time.Hour
 	MaxBatch      = 10_000 // sandboxes of one call
+	MaxForks      = 1000   // copies of one call
 
 	MaxCPU       = 4096    // cores
 	MaxCPUWeight = 10000   // as the kernel has it

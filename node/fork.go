@@ -11,17 +11,14 @@ import (
 	"github.com/opendsec/dsec/runtime"
 )
 
-// MaxForks is how many copies one call makes.
-const MaxForks = 1000
-
 // forksAtOnce is how many copies of one sandbox are made at a time.
 const forksAtOnce = 8
 
 // Fork implements Forker.
 func (n *Node) Fork(ctx context.Context, id dsec.SandboxID, count int, callID string) ([]Sandbox, error) {
 	const op = "fork sandbox"
-	if count < 1 || count > MaxForks {
-		return nil, dsec.Errorf(dsec.Invalid, op, string(id), "%d copies, want 1 to %d", count, MaxForks)
+	if count < 1 || count > dsec.MaxForks {
+		return nil, dsec.Errorf(dsec.Invalid, op, string(id), "%d copies, want 1 to %d", count, dsec.MaxForks)
 	}
 	answer, err := n.once(ctx, "fork", id, callID, count, func(t *turn) (string, error) {
 		f, ok := t.rt.(runtime.Forker)

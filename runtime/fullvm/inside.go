@@ -31,15 +31,7 @@ func (sb *sandbox) translate(op string, err error) error {
 		sb.Mu.Lock()
 		vm := sb.vm
 		sb.Mu.Unlock()
-		if vm == nil {
-			return true
-		}
-		select {
-		case <-vm.Done():
-			return true
-		default:
-			return false
-		}
+		return vm == nil || tier.IsDone(vm.Done())
 	})
 }
 

@@ -172,11 +172,15 @@ func (e *Engine) empty(project string, c *dsec.Call) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if p := e.pools[keyOf(project, c)]; p != nil {
-		for _, b := range p.idle {
-			e.dropLocked(b)
-		}
-		p.idle = nil
+		e.dropIdleLocked(p)
 	}
+}
+
+func (e *Engine) dropIdleLocked(p *pool) {
+	for _, b := range p.idle {
+		e.dropLocked(b)
+	}
+	p.idle = nil
 }
 
 // dropLocked has a container removed that nobody will use any more.
@@ -189,8 +193,7 @@ func (e *Engine) dropLocked(b *box) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.going--
-		e.wakeEmptyLocked(true)
-		e.wakeLocked(true)
+		e.wakeAllLocked(true)
 	})
 }
 
@@ -255,8 +258,9 @@ func (e *Engine) wakeLocked(freed bool) {
 	w.turn <- turn{freed: freed}
 }
 
-// wakeEmptyLocked has all look again that have no container of their own to wait for.
-func (e *Engine) wakeEmptyLocked(freed bool) {
+// wakeAllLocked has all look again that have no container of their own to wait for, and the first of
+// the others.
+func (e *Engine) wakeAllLocked(freed bool) {
 	e.waiting = slices.DeleteFunc(e.waiting, func(w *waiter) bool {
 		if w.pool.live > 0 {
 			return false
@@ -264,6 +268,7 @@ func (e *Engine) wakeEmptyLocked(freed bool) {
 		w.turn <- turn{freed: freed}
 		return true
 	})
+	e.wakeLocked(freed)
 }
 
 // failed takes back the place of a container that was not made.
@@ -272,8 +277,7 @@ func (e *Engine) failed(p *pool) {
 	defer e.mu.Unlock()
 	p.live--
 	e.live--
-	e.wakeEmptyLocked(false)
-	e.wakeLocked(false)
+	e.wakeAllLocked(false)
 }
 
 // refresh looks now and then whether the references still mean what they did; what has
@@ -305,10 +309,7 @@ func (e *Engine) setLayersLocked(p *pool, layers string) {
 		return
 	}
 	p.layers, p.looked = layers, time.Now()
-	for _, b := range p.idle {
-		e.dropLocked(b)
-	}
-	p.idle = nil
+	e.dropIdleLocked(p)
 }
 
 // expire removes what nobody has used for a while.

@@ -188,7 +188,7 @@ func (r *Runtime) endDisk(ctx context.Context, sb *sandbox) error {
 		return r.groups.Remove(ctx, Prefix+diskName(sb.ID)) // if one before could not
 	}
 	sb.services.Close()
-	if p := sb.GetPhase(); p != tier.Removing && !over(d.c) && !isDone(d.m.Done()) {
+	if p := sb.GetPhase(); p != tier.Removing && !over(d.c) && !tier.IsDone(d.m.Done()) {
 		limited, cancel := context.WithTimeout(ctx, lifecycle.UndoLimit)
 		if err := d.c.Shutdown(limited, 0); err != nil {
 			r.log.Warn("a guest did not end in order", "sandbox", sb.ID, "err", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/opendsec/dsec/internal/version"
 	"github.com/opendsec/dsec/netpolicy"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // Times that a guest has.
@@ -92,14 +93,7 @@ func (r *Runtime) session(ctx context.Context, sb *sandbox) (*guest.Client, erro
 	return c, nil
 }
 
-func over(c *guest.Client) bool {
-	select {
-	case <-c.Done():
-		return true
-	default:
-		return false
-	}
-}
+func over(c *guest.Client) bool { return tier.IsDone(c.Done()) }
 
 // explain says that the sandbox has ended where that is why a guest could not be reached.
 func (r *Runtime) explain(op string, sb *sandbox, err error) error {
@@ -107,7 +101,7 @@ func (r *Runtime) explain(op string, sb *sandbox, err error) error {
 		sb.Mu.Lock()
 		m, away := sb.machine, sb.suspended != nil
 		sb.Mu.Unlock()
-		return m == nil && !away || m != nil && isDone(m.Done())
+		return m == nil && !away || m != nil && tier.IsDone(m.Done())
 	})
 }
 

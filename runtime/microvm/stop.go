@@ -153,7 +153,7 @@ func (r *Runtime) powerOff(ctx context.Context, sb *sandbox, grace time.Duration
 	sb.Mu.Lock()
 	m, p := sb.machine, sb.Phase
 	sb.Mu.Unlock()
-	if m != nil && !isDone(m.Done()) && p != tier.Removing {
+	if m != nil && !tier.IsDone(m.Done()) && p != tier.Removing {
 		limited, cancel := context.WithTimeout(ctx, max(grace, 0)+lifecycle.UndoLimit)
 		if err := r.shutdown(limited, sb, grace); err != nil {
 			r.log.Warn("a guest did not end in order", "sandbox", sb.ID, "err", err)
@@ -161,15 +161,6 @@ func (r *Runtime) powerOff(ctx context.Context, sb *sandbox, grace time.Duration
 		cancel()
 	}
 	return errors.Join(sb.endMachine(ctx), r.hold.Drop(ctx, netName(sb.ID)))
-}
-
-func isDone(done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	default:
-		return false
-	}
 }
 
 func (r *Runtime) shutdown(ctx context.Context, sb *sandbox, grace time.Duration) error {

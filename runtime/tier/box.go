@@ -108,6 +108,16 @@ func (b *Box) Explain(op string, err error, lost func() bool) error {
 	return err
 }
 
+// IsDone reports whether a channel that is closed at the end of something is.
+func IsDone(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
+
 // AnnounceRemoval makes calls into a sandbox that runs or has ended fail from now on. The undo
 // is for a removal that does not get its turn.
 func (b *Box) AnnounceRemoval() (undo func()) {

@@ -80,6 +80,7 @@ func (s *settings) egressSocket() string   { return filepath.Join(s.Run, "hold",
 func (s *settings) lockFile() string       { return filepath.Join(s.Data, "lock") }
 func (s *settings) gatewayDir() string     { return filepath.Join(s.Data, "gateway") }
 func (s *settings) nodeDir() string        { return filepath.Join(s.Data, "node") }
+func (s *settings) emptyDir() string       { return filepath.Join(s.nodeDir(), "empty") }
 func (s *settings) layerDir() string       { return filepath.Join(s.Data, "layers") }
 func (s *settings) sandboxDir() string     { return filepath.Join(s.Data, "sandboxes") }
 func (s *settings) gvisorDir() string      { return filepath.Join(s.Data, "gvisor", "sandboxes") }

@@ -145,7 +145,7 @@ func (a *agent) config(s *settings, log *slog.Logger) (node.Config, error) {
 	}
 	return node.Config{ID: a.id, Metrics: metrics, Dir: s.nodeDir(), Runtimes: a.runtimes(),
 		Isolated: map[dsec.Isolation]runtime.Runtime{dsec.IsolationGVisor: a.gvisor}, Store: a.store,
-		Functions: a.functions(s.nodeDir()+"/empty", log), Add: a.store.Add, Checkpoints: a.store, Audit: a.evidence.store, Judge: detect.Judge{}, MountRoots: s.Node.MountRoots,
+		Functions: a.functions(s.emptyDir(), log), Add: a.store.Add, Checkpoints: a.store, Audit: a.evidence.store, Judge: detect.Judge{}, MountRoots: s.Node.MountRoots,
 		Budgets: node.Budgets{MaxLive: s.Node.MaxLive, CPUFactor: s.Node.CPUOvercommit, MemoryFactor: s.Node.MemOvercommit},
 		Records: node.Retention{Age: time.Duration(s.Node.KeepRecords) * 24 * time.Hour, Bytes: records}, Log: log}, nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 )
 
@@ -27,7 +28,7 @@ Only tiers with a kernel of their own can be copied: microvm.`,
 		ValidArgsFunction: completeSandboxes(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if count < 1 {
-				return usage("fork sandbox", "--count wants 1 to 1000")
+				return usage("fork sandbox", fmt.Sprintf("--count wants 1 to %d", dsec.MaxForks))
 			}
 			return with(c, func(ctx context.Context, cl *client.Client) error {
 				id, err := find(ctx, cl, args[0])

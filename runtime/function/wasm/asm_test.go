@@ -82,11 +82,6 @@ func when(body ...[]byte) []byte { return join([]byte{0x04, 0x40}, join(body...)
 
 // assemble makes a module; data are at 0.
 func assemble(pages uint64, data []byte, imports []imported, body ...[]byte) []byte {
-	return assembled(pages, data, imports, nil, body)
-}
-
-// assembled is assemble with a section between those of exports and code.
-func assembled(pages uint64, data []byte, imports []imported, more []byte, body [][]byte) []byte {
 	var types, imps [][]byte
 	for i, im := range imports {
 		types = append(types, join([]byte{0x60}, sized(im.params), sized(im.results)))
@@ -97,7 +92,7 @@ func assembled(pages uint64, data []byte, imports []imported, more []byte, body 
 	section := func(id byte, b []byte) []byte { return append([]byte{id}, sized(b)...) }
 	return join([]byte("\x00asm\x01\x00\x00\x00"),
 		section(1, vec(types...)), section(2, vec(imps...)), section(3, vec(leb(n))), section(5, vec(join([]byte{0}, leb(pages)))),
-		section(7, vec(join(named("_start"), []byte{0}, leb(n)), join(named("memory"), []byte{2, 0}))), more,
+		section(7, vec(join(named("_start"), []byte{0}, leb(n)), join(named("memory"), []byte{2, 0}))),
 		section(10, vec(sized(join([]byte{0}, join(body...), []byte{0x0b})))),
 		section(11, vec(join([]byte{0}, konst(0), []byte{0x0b}, sized(data)))))
 }

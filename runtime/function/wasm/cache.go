@@ -64,17 +64,15 @@ func (w *worker) module(ctx context.Context, r *request) *module {
 	functions := 0
 	m.m, functions, m.err = w.compile(context.WithoutCancel(ctx), r.module, k.metered)
 	w.mu.Lock()
-	if w.modules[k] == m {
+	switch {
+	case m.err != nil:
+		w.dropLocked(k)
+	case w.modules[k] == m:
 		m.size += functions * perFunction
 		w.bytes += functions * perFunction
 		w.trimLocked()
 	}
 	w.mu.Unlock()
-	if m.err != nil {
-		w.mu.Lock()
-		w.dropLocked(k)
-		w.mu.Unlock()
-	}
 	close(m.ready)
 	return m
 }

@@ -44,11 +44,15 @@ type Options struct {
 }
 
 const (
-	group       = "function.wasm"
-	ownMemory   = 512 << 20 // of the worker: compiled modules, calls on their way
-	startWithin = 20 * time.Second
-	beyond      = 10 * time.Second // after its limit, a call's worker counts as stuck
+	group        = "function.wasm"
+	ownMemory    = 512 << 20 // of the worker: compiled modules, calls on their way
+	startWithin  = 20 * time.Second
+	removeWithin = 10 * time.Second // a control group
+	beyond       = 10 * time.Second // after its limit, a call's worker counts as stuck
 )
+
+// room is for the memory of instances.
+func (o *Options) room() int64 { return max(o.Memory-ownMemory, 64<<20) }
 
 // Host has a worker when it is needed.
 type Host struct {
@@ -79,7 +83,7 @@ func New(o Options) *Host {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	return &Host{o: o, memory: semaphore.NewWeighted(max(o.Memory-ownMemory, 64<<20)), trial: make(chan struct{}, 1), good: map[which]bool{}, trying: map[which]chan struct{}{}}
+	return &Host{o: o, memory: semaphore.NewWeighted(o.room()), trial: make(chan struct{}, 1), good: map[which]bool{}, trying: map[which]chan struct{}{}}
 }
 
 // process is a worker at work.
@@ -104,8 +108,8 @@ type process struct {
 func (h *Host) Call(ctx context.Context, c dsec.Call) (dsec.CallResult, error) {
 	came := time.Now()
 	need := max(c.Limits.Memory, 1<<20)
-	if need > max(h.o.Memory-ownMemory, 64<<20) {
-		return dsec.CallResult{}, dsec.Errorf(dsec.Invalid, "call", "limits.memory", "%d bytes, all modules of this node together have %d", need, h.o.Memory-ownMemory)
+	if need > h.o.room() {
+		return dsec.CallResult{}, dsec.Errorf(dsec.Invalid, "call", "limits.memory", "%d bytes, all modules of this node together have %d", need, h.o.room())
 	}
 	r := &request{digest: sha256.Sum256(c.Code), memory: uint64(c.Limits.Memory) &^ 0xffff, fuel: uint64(c.Limits.Fuel), wall: min(c.Limits.Wall, c.Limits.CPUTime), output: uint64(c.Limits.Output),
 		args: c.Command, stdin: c.Stdin}
@@ -224,9 +228,7 @@ func (h *Host) start(group string, memory int64) (*process, error) {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
 	}
 	if h.o.Cgroups != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := h.o.Cgroups.Remove(ctx, group); err != nil { // of a worker before
+		if err := h.removeGroup(group); err != nil { // of a worker before
 			return nil, err
 		}
 		g, err := h.o.Cgroups.Create(group, cgroup.Limits{Memory: memory, Pids: 256})
@@ -348,6 +350,16 @@ func (p *process) ask(ctx context.Context, r *request, module []byte) (*answer, 
 	}
 }
 
+// removeGroup takes the control group of a worker that has ended away, if there is one.
+func (h *Host) removeGroup(name string) error {
+	if h.o.Cgroups == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), removeWithin)
+	defer cancel()
+	return h.o.Cgroups.Remove(ctx, name)
+}
+
 // Close ends the worker.
 func (h *Host) Close() error {
 	h.mu.Lock()
@@ -360,11 +372,7 @@ func (h *Host) Close() error {
 	if p := h.w; p != nil {
 		_ = p.cmd.Process.Kill() // it has nothing to finish
 		<-p.ended
-		if h.o.Cgroups != nil {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-			defer cancel()
-			err = h.o.Cgroups.Remove(ctx, group)
-		}
+		err = h.removeGroup(group)
 	}
 	if h.dir != "" && h.o.Dir == "" {
 		err = errors.Join(err, os.Remove(h.dir))

@@ -66,7 +66,7 @@ func (h *Host) try(ctx context.Context, r *request, module []byte, within time.D
 	case <-ctx.Done():
 		return nil, dsec.E(dsec.ClassOf(ctx.Err()), op, "", context.Cause(ctx))
 	}
-	memory := min(trialMemory, max(h.o.Memory-ownMemory, 64<<20))
+	memory := min(trialMemory, h.o.room())
 	if err := h.memory.Acquire(ctx, memory); err != nil {
 		return nil, dsec.E(dsec.ClassOf(err), op, "", context.Cause(ctx))
 	}
@@ -80,11 +80,7 @@ func (h *Host) try(ctx context.Context, r *request, module []byte, within time.D
 	defer func() {
 		_ = p.cmd.Process.Kill()
 		<-p.ended
-		if p.group != nil {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startWithin)
-			defer cancel()
-			err = errors.Join(err, h.o.Cgroups.Remove(ctx, trialGroup))
-		}
+		err = errors.Join(err, h.removeGroup(trialGroup))
 	}()
 	select {
 	case <-p.ready:

@@ -113,7 +113,7 @@ func TestFuel(t *testing.T) {
 	const each = 11 // instructions of a round
 	thousand := assemble(1, nil, nil, loop(at, load(0), konst(1), []byte{0x6a}, []byte{0x36, 2, 0}, load(0), konst(1000), []byte{0x49}, []byte{0x0d, 0}))
 	fill := assemble(1, nil, nil, konst(0), konst(0), konst(65536), []byte{0xfc, 11, 0})
-	endless := assembled(1, nil, nil, []byte{8, 1, 0}, [][]byte{loop(again)}) // in its start function
+	endless := with(assemble(1, nil, nil, loop(again)), 8, []byte{0}) // in its start function
 	for _, tt := range []struct {
 		name       string
 		module     []byte

@@ -30,11 +30,8 @@ func Bound(b []byte) (_ []byte, functions int, err error) {
 	case m.funcs > MaxFunctions:
 		return nil, 0, fmt.Errorf("it has %d functions, at most %d", m.funcs, MaxFunctions)
 	}
-	if i, ok := m.find(idStart); ok {
-		s := &reader{b: m.sections[i].body}
-		if at := s.u32(); s.err != nil || len(s.rest()) > 0 || at < m.imported {
-			return nil, 0, errors.New("start: it names no function of the module's own")
-		}
+	if at, ok, err := m.start(); err != nil || ok && at < m.imported {
+		return nil, 0, errors.New("start: it names no function of the module's own")
 	}
 	if err := m.boundTables(); err != nil {
 		return nil, 0, err

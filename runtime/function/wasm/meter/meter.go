@@ -238,14 +238,27 @@ func (m *module) exports() ([][]byte, error) {
 		return unsigned(append(append([]byte{byte(len(name))}, name...), kind), at)
 	}
 	more := [][]byte{entry(Fuel, 3, m.globals)}
-	if i, ok := m.find(idStart); ok {
-		s := &reader{b: m.sections[i].body}
-		at := s.u32()
-		if at >= m.funcs || len(s.rest()) > 0 {
-			return nil, fmt.Errorf("start: there is no function %d", at)
-		}
+	at, ok, err := m.start()
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		i, _ := m.find(idStart)
 		m.sections = slices.Delete(m.sections, i, i+1)
 		more = append(more, entry(Start, 0, at))
 	}
 	return more, nil
+}
+
+// start is the number of the start function, if there is one.
+func (m *module) start() (at uint64, ok bool, err error) {
+	i, ok := m.find(idStart)
+	if !ok {
+		return 0, false, nil
+	}
+	r := &reader{b: m.sections[i].body}
+	if at = r.u32(); r.err != nil || at >= m.funcs || len(r.rest()) > 0 {
+		return 0, false, fmt.Errorf("start: there is no function %d", at)
+	}
+	return at, true, nil
 }
