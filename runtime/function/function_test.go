@@ -43,7 +43,7 @@ func TestVerdicts(t *testing.T) {
 		{"memory", lim(shell("exec /usr/bin/python3 -c 'x = bytearray(200 << 20)'"), dsec.CallLimits{Memory: 64 << 20}), dsec.VerdictMemoryLimit, 137},
 		{"python memory", lim(python("x = bytearray(200 << 20)"), dsec.CallLimits{Memory: 64 << 20}), dsec.VerdictMemoryLimit, 137},
 		{"disk", lim(shell("dd if=/dev/zero of=big bs=1M count=64 2>&1"), dsec.CallLimits{Disk: 1 << 20}), dsec.VerdictRuntimeError, 1},
-		{"fork bomb", lim(shell("b() { b | b & }; b; while :; do sleep 1; done"), second), dsec.VerdictTimeLimit, 137},
+		{"fork bomb", lim(shell("b() { b | b & }; (b) & while :; do :; done"), dsec.CallLimits{Wall: time.Second, CPUTime: 20 * time.Second}), dsec.VerdictTimeLimit, 137},
 		{"right", expect(shell("echo 42"), "42"), dsec.VerdictOK, 0},
 		{"wrong", expect(shell("echo 43"), "42"), dsec.VerdictWrongAnswer, 0},
 		{"a child of the interpreter that waits", expect(python(fmt.Sprintf("import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.syscall(%d, 0x8000 | 17, 0, 0, 0, 0), ctypes.get_errno())", unix.SYS_CLONE)), "-1 1"), dsec.VerdictOK, 0},
