@@ -24,6 +24,7 @@ const maxKept = 64 << 20
 type Options struct {
 	Program string // version of the host, for the guest's log
 	MaxKept int64  // most bytes of kept output that are taken of one stream; 0: 64 MiB
+	Once    bool   // greet no second time: nothing is on its way when it was answered, and a guest that misses it never answers
 }
 
 // Client is one session with a guest.
@@ -55,7 +56,7 @@ func Connect(ctx context.Context, conn io.ReadWriteCloser, o Options) (*Client, 
 	greeted := make(chan Hello, 1)
 	c.loop.Go(func() { c.read(greeted) })
 	told := make(chan struct{})
-	c.loop.Go(func() { c.greet(body, told) })
+	c.loop.Go(func() { c.greet(body, o.Once, told) })
 	select {
 	case c.hello = <-greeted:
 		close(told)
@@ -79,9 +80,12 @@ func Connect(ctx context.Context, conn io.ReadWriteCloser, o Options) (*Client, 
 }
 
 // greet says hello until it was answered; then it writes for the session.
-func (c *Client) greet(body []byte, told <-chan struct{}) {
+func (c *Client) greet(body []byte, once bool, told <-chan struct{}) {
 	again := time.NewTicker(helloAgain)
 	defer again.Stop()
+	if once {
+		again.Stop()
+	}
 	for {
 		if err := c.mux.wire.hello(c.mux.session, body); err != nil {
 			c.mux.fail(err)

@@ -142,6 +142,27 @@ func TestHelloBeginsASession(t *testing.T) {
 }
 
 // trip sends n random bytes and compares what comes back.
+// A guest that takes its time is greeted again, unless it is to be greeted once.
+func TestGuestIsGreetedOnce(t *testing.T) {
+	for _, once := range []bool{false, true} {
+		host, far := net.Pipe()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*helloAgain)
+		gone := make(chan error, 1)
+		go func() {
+			_, err := Connect(ctx, host, Options{Once: once})
+			gone <- err
+		}()
+		said, _ := io.ReadAll(far) // until it gives up
+		if err := <-gone; !errors.Is(err, dsec.Timeout.Err()) {
+			t.Error(err)
+		}
+		cancel()
+		if n := bytes.Count(said, magic); once && n != 1 || !once && n < 2 {
+			t.Errorf("once %v: greeted %d times", once, n)
+		}
+	}
+}
+
 func trip(ctx context.Context, c *Client, n int64) error {
 	s, _, err := c.begin(ctx, bulkWindow, Request{Op: OpFollow})
 	if err != nil {

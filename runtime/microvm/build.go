@@ -250,7 +250,7 @@ func (r *Runtime) cold(ctx context.Context, m Machinery, l *backing, of cloneOf)
 	if err != nil {
 		return nil, err
 	}
-	c, err := connectWithin(ctx, vm.Channel(), bootTime)
+	c, err := connectWithin(ctx, vm.Channel(), bootTime, guest.Options{})
 	if err != nil {
 		vm.Kill()
 		return nil, dsec.E(dsec.ClassOf(err), "boot", "virtual machine", errors.Join(err, vm.Err()))

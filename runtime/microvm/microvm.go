@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/guest"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/diskpool"
 	"github.com/opendsec/dsec/internal/hold"
@@ -205,9 +206,11 @@ func (r *Runtime) openingTurn(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// ready waits for the agent of a machine that becomes a template.
+// ready waits for the agent of a machine that becomes a template. What is said to a guest before it opens its port waits for
+// it there. Said once, nothing is on its way when the machine is stopped, that would change its
+// memory after its state was written.
 func ready(ctx context.Context, ch net.Conn) error {
-	c, err := connect(ctx, ch)
+	c, err := connectWithin(ctx, ch, bootTime, guest.Options{Once: true})
 	if err != nil {
 		return err
 	}

@@ -34,16 +34,17 @@ func (l lane) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
 
 // connect begins a session on the channel of a machine. The one before has to be closed.
 func connect(ctx context.Context, ch net.Conn) (*guest.Client, error) {
-	return connectWithin(ctx, ch, greetTime)
+	return connectWithin(ctx, ch, greetTime, guest.Options{})
 }
 
-func connectWithin(ctx context.Context, ch net.Conn, limit time.Duration) (*guest.Client, error) {
+func connectWithin(ctx context.Context, ch net.Conn, limit time.Duration, o guest.Options) (*guest.Client, error) {
 	if err := ch.SetDeadline(time.Time{}); err != nil {
 		return nil, dsec.E(dsec.SandboxGone, "greet guest", "", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return guest.Connect(ctx, lane{ch}, guest.Options{Program: version.Version})
+	o.Program = version.Version
+	return guest.Connect(ctx, lane{ch}, o)
 }
 
 // session returns the one with a guest that runs, and begins another if that has ended.

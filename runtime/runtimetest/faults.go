@@ -161,10 +161,10 @@ func (f Faults) Kill(t *testing.T, agent func(t *testing.T, at string, id dsec.S
 		id := dsec.NewSandboxID("t")
 		cmd := agent(t, n, id)
 		out, err := cmd.CombinedOutput()
+		open()
 		if ee, ok := errors.AsType[*exec.ExitError](err); !ok || ee.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Fatalf("%s: the agent ended with %v: %s", n, err, out)
 		}
-		open()
 		list, err := f.Runtime().List(t.Context())
 		if err != nil || len(list) > 0 && !(f.last(n) && list[0].Running) {
 			t.Errorf("%s: %+v %v", n, list, err)

@@ -1,7 +1,6 @@
 package qemu
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -390,7 +389,11 @@ func (w *waiting) Begin(ctx context.Context) (vmm.VM, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
-	err := w.m.load(ctx, bytes.NewReader(w.state))
+	state, err := linux.SealedFile("dsec-vm-state", w.state)
+	if err == nil {
+		err = w.m.load(ctx, state)
+		_ = state.Close()
+	}
 	if err == nil {
 		err = w.m.call(ctx, "cont", nil, nil)
 	}

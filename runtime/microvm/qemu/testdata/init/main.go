@@ -129,6 +129,9 @@ func do(a []string) (string, error) {
 			os.Stdout.WriteString(strings.Repeat("x", 100) + "\n")
 		}
 		return "ok", nil
+	case "say": // n KiB in one answer
+		n, err := strconv.Atoi(arg[0])
+		return strings.Repeat("s", n<<10), err
 	case "up": // an interface, and one packet through it
 		return up()
 	}
