@@ -16,6 +16,7 @@ import (
 // TestCallsOverAKilledAgent: calls are made again, with the same answer for their
 // callers, and of the containers of the killed agent nothing is left.
 func TestCallsOverAKilledAgent(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	module, err := os.ReadFile("../../bench/hello.wasm")
 	if err != nil {

@@ -31,6 +31,7 @@ import (
 )
 
 func TestA25_ASignalReachesTheCommandItWasMeantForOrNobody(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	id := h.create(nil)
 	first, err := h.Exec(t.Context(), id, process.Spec{Argv: []string{"/bin/true"}})
@@ -60,6 +61,7 @@ func TestA25_ASignalReachesTheCommandItWasMeantForOrNobody(t *testing.T) {
 
 // B11: an image with one static program, no shell, and a WORKDIR it does not have.
 func TestB11_AWorkingDirectoryThatIsMissingIsMade(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	root := staticLayout(t)
 	if _, err := h.Import(t.Context(), "oci:"+root, "static", nil); err != nil {
@@ -123,6 +125,7 @@ func oneProgram(t *testing.T) string {
 }
 
 func TestB18_ALongHostNameIsShortened(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	id := h.create(func(s *dsec.Spec) { s.Hostname = strings.Repeat("x", 200) })
 	if out, _ := h.sh(id, "hostname"); out != strings.Repeat("x", 63)+"\n" {
@@ -131,6 +134,7 @@ func TestB18_ALongHostNameIsShortened(t *testing.T) {
 }
 
 func TestC8_KeptOutputIsBoundedOnDisk(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	id := h.create(nil)
 	size := 128 << 20
@@ -179,6 +183,7 @@ func (h *host) onDisk(id dsec.SandboxID) (used int64) {
 }
 
 func TestD16_WhatWasWrittenIsThereAfterStopAndStart(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	id := h.create(func(s *dsec.Spec) { s.Limits.Disk = 256 << 20 })
 	body := bytes.Repeat([]byte("0123456789abcdef"), 100<<20/16)
@@ -257,6 +262,7 @@ func oomScoreAdj(t *testing.T, pid int) (adj int) {
 
 // G10: what was created, what failed and what was tried twice can be read.
 func TestMetricsOfTheNodeAreServedByTheGateway(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	h.create(nil)
 	if text := h.counts(); !strings.Contains(text, `dsec_node_creations_total{outcome="ok"} 1`) {
@@ -289,6 +295,7 @@ func (h *host) counts() string {
 
 // A refused upload is an error for its caller and nothing for the log.
 func TestRefusedUploadsAreQuiet(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	for _, o := range []client.BuildOptions{{Tag: "x", Owner: "bob"}, {Tag: "bad tag!"}} {
 		if _, err := h.UploadTree(t.Context(), bytes.NewReader(busybox(t)), o); dsec.ClassOf(err) != dsec.Invalid {
@@ -310,6 +317,7 @@ func TestRefusedUploadsAreQuiet(t *testing.T) {
 // What the kernel counts for each user must not be counted together: one
 // sandbox would use up the inotify instances of all, and of the machine.
 func TestOneSandboxCannotUseUpAnothersWatches(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	hog := filepath.Join(t.TempDir(), "hog")
 	build := exec.Command("go", "build", "-o", hog, "./testdata/hog")
@@ -358,6 +366,7 @@ func TestOneSandboxCannotUseUpAnothersWatches(t *testing.T) {
 
 // What people have on their own machine becomes an image through the command line.
 func TestDirectoriesAndLayoutsAreImported(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	h.cli("image", "import", staticLayout(t), "--tag", "layout")
 	tree := t.TempDir()

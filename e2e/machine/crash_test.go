@@ -21,6 +21,7 @@ import (
 const counting = "i=0; while [ $i -lt 300 ]; do echo $i; i=$((i+1)); sleep 0.01; done; exit 7"
 
 func TestG1_KilledAgentFindsItsSandboxesAgain(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	n := 8
 	if long {
@@ -68,6 +69,7 @@ func TestG1_KilledAgentFindsItsSandboxesAgain(t *testing.T) {
 }
 
 func TestKilledGatewayLosesNothing(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	id := h.create(nil)
 	h.Kill("gateway")
@@ -82,6 +84,7 @@ func TestKilledGatewayLosesNothing(t *testing.T) {
 
 // A hold that dies takes its sandboxes along, and nobody says it was the agent's fault.
 func TestKilledHoldEndsItsSandboxesAsNodeLost(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	id := h.create(nil)
 	p, err := h.Exec(t.Context(), id, process.Spec{Argv: []string{"/bin/sleep", "600"}})

@@ -23,6 +23,7 @@ import (
 // to change, and what is uploaded into it. A file of the layer that does not fit
 // stays what it is.
 func TestD13_TheDiskLimitHoldsOverEveryLayer(t *testing.T) {
+	t.Parallel()
 	eachWay(t, func(t *testing.T, s *site) {
 		big := noise("big", 45<<20)
 		s.layer("box", grown(t, base(t, 20), func(put func(string, int64, []byte)) { put("srv/big", 0o644, big) }))
@@ -61,6 +62,7 @@ func TestD13_TheDiskLimitHoldsOverEveryLayer(t *testing.T) {
 // TestH5_CommandsThatStartWhileItIsPackedRead what is not here yet: they are neither
 // frozen for good nor given anything else.
 func TestH5_CommandsThatStartWhileItIsPackedRead(t *testing.T) {
+	t.Parallel()
 	const commands = 20
 	eachWay(t, func(t *testing.T, s *site) {
 		s.layer("box", base(t, commands))
@@ -98,6 +100,7 @@ func TestH5_CommandsThatStartWhileItIsPackedRead(t *testing.T) {
 // TestH8_AChainOfPackedDisksComesOnDemand packs, goes on from there and packs, twenty
 // times; what is restored of it is brought as it is read.
 func TestH8_AChainOfPackedDisksComesOnDemand(t *testing.T) {
+	t.Parallel()
 	const sessions, large = 20, 4 // every large-th session writes what is not fetched whole
 	eachWay(t, func(t *testing.T, s *site) {
 		s.layer("box", base(t, 20))
@@ -184,6 +187,7 @@ func linked(t *testing.T, name string, put func(string, int64, []byte)) {
 // TestH11_ARunningDatabaseIsConsistent packs a disk while SQLite, which comes as it
 // is executed, writes to it, and has it check what was restored.
 func TestH11_ARunningDatabaseIsConsistent(t *testing.T) {
+	t.Parallel()
 	eachWay(t, func(t *testing.T, s *site) {
 		s.layer("box", grown(t, base(t, 20), func(put func(string, int64, []byte)) { linked(t, "sqlite3", put) }))
 		for _, mode := range []string{"wal", "delete"} {

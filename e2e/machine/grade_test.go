@@ -312,6 +312,7 @@ func joinTars(t *testing.T, all ...[]byte) []byte {
 // TestGradingOnAMachine: what only the grader has, what of a grading outlives an
 // agent, and what grading in the same sandbox says.
 func TestGradingOnAMachine(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	h.image("hidden", tarOf(t, "repo/tests/hidden", "ours\n"))
 	id := h.create(func(s *dsec.Spec) { s.Env = map[string]string{"WHO": "box"}; s.Workdir = "/repo" })

@@ -201,6 +201,7 @@ func (h *host) abort(size int64) {
 // TestWhatLayersMayTakeIsEnough: with room for next to nothing every byte is read,
 // and next to nothing is kept.
 func TestWhatLayersMayTakeIsEnough(t *testing.T) {
+	t.Parallel()
 	h, ref, _ := onObjects(t, "fuse, layer_cache: 1MiB", 300)
 	id := h.with(ref)
 	for range 2 {

@@ -37,6 +37,7 @@ func (h *host) cli(args ...string) string {
 // TestABuilderSessionBecomesAnEnvironment: what was built in a sandbox becomes
 // an image for others by the command line, without the secrets of the builder.
 func TestABuilderSessionBecomesAnEnvironment(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	id := h.create(nil)
 	secret, answer := fmt.Sprintf("%x", sha256.Sum256([]byte("secret"))), "the expected answer, "+strings.Repeat("long ", 100)
@@ -127,6 +128,7 @@ func wantNowhere(t *testing.T, dir string, texts ...string) {
 // TestAFailedRolloutIsOpenedAfterwards by the command line, after the agent was
 // killed and started again, and the sandbox is gone.
 func TestAFailedRolloutIsOpenedAfterwards(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	id := dsec.SandboxID(strings.TrimSpace(h.cli("create", "box", "--keep-on-failure", "24h", "--memory", "64MiB", "--disk", "64MiB")))
 	h.sh(id, "echo clue > /root/clue; rm /root/none; echo more >> /etc/passwd")

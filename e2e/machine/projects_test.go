@@ -30,6 +30,7 @@ func (h *host) user(project string) *client.Client {
 
 // A user's key makes tags of its project and moves no others, whatever the call.
 func TestTagsOfOtherProjectsStayWhereTheyAre(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	ctx, one, two := t.Context(), h.user("p1"), h.user("p2")
 	box := func(c *client.Client, image dsec.LayerRef) (client.Sandbox, error) {
@@ -77,6 +78,7 @@ func TestTagsOfOtherProjectsStayWhereTheyAre(t *testing.T) {
 
 // What a caller got wrong is invalid, and never the platform's fault.
 func TestWrongRequestsAreTheCallers(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	ctx := t.Context()
 	digest, err := h.InspectLayer(ctx, "box")

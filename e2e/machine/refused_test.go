@@ -10,6 +10,7 @@ import (
 
 // What the kernel refused a sandbox is evidence, also of a time when no agent was there.
 func TestRefusedSystemCallsAreShown(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	id := h.create(nil)
 	shown := func(detail string) bool {
