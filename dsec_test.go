@@ -289,3 +289,21 @@ func TestAnIsolationIsOfContainers(t *testing.T) {
 		}
 	}
 }
+
+func TestAnErrorSaysNothingTwice(t *testing.T) {
+	inner := Errorf(NotFound, "find", "x", "no %s", "trace")
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{E(NotFound, "find", "x", inner), "find x: no trace"},
+		{E(NotFound, "find", "y", inner), "find y: find x: no trace"},
+		{E(NotFound, "read", "x", inner), "read x: find x: no trace"},
+		{E(Unavailable, "find", "x", inner), "find x: find x: no trace"}, // both classes are to be found
+		{E(NotFound, "find", "x", E(NotFound, "find", "x", nil)), "find x: not_found"},
+	} {
+		if c.err.Error() != c.want || !errors.Is(c.err, NotFound.Err()) {
+			t.Errorf("%v, want %s", c.err, c.want)
+		}
+	}
+}

@@ -56,8 +56,11 @@ type Error struct {
 	Err    error  // the cause; may be nil
 }
 
-// E builds an *Error. cause may be nil.
+// E builds an *Error. cause may be nil; one that says the same of the same is not said twice.
 func E(class Class, op, object string, cause error) *Error {
+	if same, ok := cause.(*Error); ok && same != nil && same.Class == class && same.Op == op && same.Object == object { //nolint:errorlint // of what it wraps nothing is to be lost
+		cause = same.Err
+	}
 	return &Error{Class: class, Op: op, Object: object, Err: cause}
 }
 
