@@ -27,12 +27,13 @@
 // The memory of a template that is cloned is in a sealed file in memory, one for
 // all clones of this Driver, read and compared with its digest when the first clone
 // is made. No QEMU can write it, whatever becomes of that QEMU, and a balloon in a
-// guest punches no holes in it; there is none all the same. Nothing removes templates
-// that nobody uses any more: a directory may be removed at any time.
+// guest punches no holes in it; there is none all the same. Of templates only those used last are
+// kept, fewer in memory than on disk; a directory may be removed at any time.
 package qemu
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"os"
 	"os/exec"
@@ -57,6 +58,9 @@ type Config struct {
 	Spawn    Spawner // of machines that end with this process (Direct)
 	Keep     *Keep   // of machines with a name, which do not (there are none)
 	NoKVM    bool    // never try it
+
+	InMemory int // templates whose memory is kept to be cloned; those that clones share beside (16)
+	OnDisk   int // templates that are kept to be opened (64)
 }
 
 // Driver is a vmm.VMM.
@@ -99,6 +103,7 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 	if cfg.UIDs == 0 {
 		cfg.UIDs = 4096
 	}
+	cfg.InMemory, cfg.OnDisk = cmp.Or(cfg.InMemory, 16), cmp.Or(cfg.OnDisk, 64)
 	if cfg.Spawn == nil {
 		cfg.Spawn = Direct(nil)
 	}
@@ -128,10 +133,13 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 // Close gives back the memory of templates that no machine shares. Machines go on.
 func (d *Driver) Close() {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	for key, o := range d.templates {
+	all := d.templates
+	d.templates = map[string]*opened{}
+	d.mu.Unlock()
+	for _, o := range all {
+		o.mu.Lock()
 		o.close()
-		delete(d.templates, key)
+		o.mu.Unlock()
 	}
 }
 

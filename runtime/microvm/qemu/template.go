@@ -2,15 +2,10 @@ package qemu
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,21 +20,6 @@ import (
 
 // templateTime bounds the boot of a template, until its guest is ready.
 const templateTime = 3 * time.Minute
-
-// opened is a template that this process clones.
-type opened struct {
-	mu       sync.Mutex
-	manifest manifest
-	ram      *os.File // sealed; nil: not loaded yet
-	state    []byte
-}
-
-func (o *opened) close() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	closeAll(o.ram)
-	o.ram, o.state = nil, nil
-}
 
 // BuildTemplate returns the template of a shape. It waits for other processes that
 // build in the same directory. What a builder leaves that is killed is removed
@@ -62,8 +42,9 @@ func (d *Driver) BuildTemplate(ctx context.Context, s vmm.Shape, ready vmm.Ready
 	if err := d.sweep(); err != nil {
 		return vmm.Template{}, err
 	}
-	switch _, err := d.open(ctx, t.Key); {
+	switch err := d.load(ctx, t.Key); {
 	case err == nil:
+		d.touch(t.Key)
 		return t, nil
 	case dsec.ClassOf(err) == dsec.Corrupt:
 		slog.Warn("a template of virtual machines is damaged: it is built again", "key", t.Key, "error", err)
@@ -76,9 +57,9 @@ func (d *Driver) BuildTemplate(ctx context.Context, s vmm.Shape, ready vmm.Ready
 	if err := d.build(ctx, l, ident, ready); err != nil {
 		return vmm.Template{}, err
 	}
+	d.dropOldest(t.Key)
 	// What was written is what will be cloned.
-	_, err = d.open(ctx, t.Key)
-	return t, err
+	return t, d.load(ctx, t.Key)
 }
 
 // build boots a template and writes it.
@@ -248,94 +229,6 @@ func (d *Driver) sweep() error {
 	return nil
 }
 
-// open reads a template into memory, unless that was done.
-func (d *Driver) open(ctx context.Context, key string) (*opened, error) {
-	const op = "open template"
-	if !keyForm.MatchString(key) {
-		return nil, dsec.Errorf(dsec.Invalid, op, dsec.Quote(key), "it is no key")
-	}
-	d.mu.Lock()
-	o := d.templates[key]
-	if o == nil {
-		o = &opened{}
-		d.templates[key] = o
-	}
-	d.mu.Unlock()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.ram != nil {
-		return o, nil
-	}
-	dir := filepath.Join(d.cfg.Dir, key)
-	man, err := readManifest(dir, kindTemplate)
-	if err != nil {
-		return nil, dsec.E(dsec.ClassOf(err), op, key, err)
-	}
-	if got := man.Identity.key(); got != key {
-		return nil, dsec.Errorf(dsec.Corrupt, op, key, "its manifest is that of %s", got)
-	}
-	state, err := readState(dir, man.State)
-	if err != nil {
-		return nil, dsec.E(dsec.ClassOf(err), op, key, err)
-	}
-	ram, err := loadRAM(ctx, filepath.Join(dir, "ram"), *man.RAM)
-	if err != nil {
-		return nil, dsec.E(dsec.ClassOf(err), op, key, err)
-	}
-	o.manifest, o.state, o.ram = man, state, ram
-	return o, nil
-}
-
-func readState(dir string, want content) ([]byte, error) {
-	f, err := openState(dir, want)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	state := make([]byte, want.Size)
-	if _, err := io.ReadFull(f, state); err != nil {
-		return nil, dsec.E(readClass(err), "read", f.Name(), cause(err))
-	}
-	if sum := sha256.Sum256(state); hex.EncodeToString(sum[:]) != want.SHA256 {
-		return nil, dsec.Errorf(dsec.Corrupt, "read", f.Name(), "its digest is not that of its manifest")
-	}
-	return state, nil
-}
-
-func openState(dir string, want content) (*os.File, error) {
-	name := filepath.Join(dir, "state")
-	f, err := openSized(name, os.O_RDONLY, want.Size)
-	if err != nil { // the manifest is there, so the rest has to be
-		return nil, dsec.E(dsec.Corrupt, "read", name, err)
-	}
-	return f, nil
-}
-
-// loadRAM reads memory into a sealed file.
-func loadRAM(ctx context.Context, name string, want content) (*os.File, error) {
-	f, err := openSized(name, os.O_RDONLY, want.Size)
-	if err != nil {
-		return nil, dsec.E(dsec.Corrupt, "read", name, err)
-	}
-	defer func() { _ = f.Close() }()
-	ram, err := zeros(want.Size, false)
-	if err != nil {
-		return nil, err
-	}
-	sum, err := copyRAM(ctx, ram, f, want.Size)
-	if err == nil && sum != want.SHA256 {
-		err = dsec.Errorf(dsec.Corrupt, "read", name, "its digest is not that of its manifest")
-	}
-	if err == nil {
-		err = seal(ram, writeSeals)
-	}
-	if err != nil {
-		_ = ram.Close()
-		return nil, err
-	}
-	return ram, nil
-}
-
 // Clone starts a machine where the template stopped. Its memory is the template's
 // until it writes.
 func (d *Driver) Clone(ctx context.Context, t vmm.Template, dev vmm.Devices) (vmm.VM, error) {
@@ -357,19 +250,9 @@ type waiting struct {
 func (d *Driver) Prepare(ctx context.Context, t vmm.Template, dev vmm.Devices) (vmm.Waiting, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
-	o, err := d.open(ctx, t.Key)
+	man, state, ram, err := d.open(ctx, t.Key)
 	if err != nil {
 		return nil, err
-	}
-	o.mu.Lock()
-	man, state := o.manifest, o.state
-	var ram *os.File
-	if o.ram != nil { // else the driver was closed
-		ram, err = linux.Duplicate(o.ram)
-	}
-	o.mu.Unlock()
-	if err != nil || ram == nil {
-		return nil, dsec.E(dsec.Internal, "clone", t.Key, errors.Join(err, errNotOpen(ram)))
 	}
 	files := &inherit{}
 	n := files.add(ram, nil)
@@ -407,13 +290,6 @@ func (w *waiting) Drop() {
 	if !w.once.Swap(true) {
 		w.m.Kill()
 	}
-}
-
-func errNotOpen(ram *os.File) error {
-	if ram == nil {
-		return os.ErrClosed
-	}
-	return nil
 }
 
 // incoming starts a QEMU that waits for the state of a manifest. ram is 0, or the number

@@ -390,3 +390,80 @@ func TestATemplateIsBootedOnce(t *testing.T) {
 		t.Errorf("booted %d times", n)
 	}
 }
+
+// Of templates those used last stay, fewer in memory than on disk; a clone of one that does not goes on.
+func TestOldTemplatesAreDropped(t *testing.T) {
+	g := theGuest(t)
+	d, err := New(t.Context(), Config{Dir: t.TempDir(), UID: testUID, InMemory: 1, OnDisk: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	boots := 0
+	template := func(mib int64) vmm.Template {
+		t.Helper()
+		s := g.shape
+		s.Memory = mib << 20
+		tp, err := d.BuildTemplate(ctxOf(t), s, func(ctx context.Context, ch net.Conn) error {
+			boots++
+			return ready(ctx, ch)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tp
+	}
+	clone := func(tp vmm.Template) vmm.VM {
+		t.Helper()
+		m, err := d.Clone(ctxOf(t), tp, g.devices(t, "x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(m.Kill)
+		return m
+	}
+	there := func(want ...vmm.Template) {
+		t.Helper()
+		var keys, have, open []string
+		for _, tp := range want {
+			keys = append(keys, tp.Key)
+		}
+		names, err := filepath.Glob(filepath.Join(d.cfg.Dir, "*", "ram"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range names {
+			have = append(have, filepath.Base(filepath.Dir(n)))
+		}
+		for key, o := range d.templates {
+			if o.ram != nil {
+				open = append(open, key)
+			}
+		}
+		slices.Sort(have)
+		if last := keys[len(keys)-1]; !slices.Equal(open, []string{last}) {
+			t.Errorf("in memory %v, want %v", open, last)
+		}
+		if slices.Sort(keys); !slices.Equal(have, keys) {
+			t.Errorf("on disk %v, want %v", have, keys)
+		}
+	}
+	a := template(96)
+	old := clone(a)
+	b := template(100)
+	there(a, b)
+	template(96) // is used again
+	there(b, a)
+	c := template(104)
+	there(a, c)
+	want(t, old, "ping", "pong")
+	want(t, clone(a), "ping", "pong")
+	there(c, a)
+	if _, err := d.Clone(ctxOf(t), b, g.devices(t, "x")); dsec.ClassOf(err) != dsec.NotFound {
+		t.Errorf("a clone of what was dropped: %v", err)
+	}
+	want(t, clone(template(100)), "ping", "pong")
+	if boots != 4 {
+		t.Errorf("booted %d times", boots)
+	}
+}
