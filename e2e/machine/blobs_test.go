@@ -82,3 +82,10 @@ func read(t *testing.T, path string) string {
 	}
 	return string(bytes.ToValidUTF8(text, nil))
 }
+
+// credentials are those of the server, for every dsec up that is started.
+func credentials(t *testing.T, server *s3test.Server) {
+	t.Helper()
+	t.Setenv("AWS_ACCESS_KEY_ID", server.AccessKey)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", server.SecretKey)
+}

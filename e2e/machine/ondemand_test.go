@@ -88,12 +88,12 @@ func onDemand(t *testing.T, how, blobs string, tree []byte) (*host, dsec.LayerRe
 // the hold, alone and with the others, and what comes after reads the same layer.
 // All four machines run at one time.
 func TestKilledWhileReading(t *testing.T) {
+	t.Parallel()
 	server := s3test.Start(t)
-	credentials(t, server)
 	for _, how := range []string{"fuse", "pre-content"} {
 		for store, blobs := range map[string]string{
 			"files": "file://" + filepath.Join(t.TempDir(), "blobs"),
-			"S3":    fmt.Sprintf("s3://%s/%s?endpoint=%s", s3test.BucketName, how, server.Endpoint()),
+			"S3":    fmt.Sprintf("s3://%s/%s?endpoint=%s&credentials=%s", s3test.BucketName, how, server.Endpoint(), server.CredentialsFile()),
 		} {
 			t.Run(how+" from "+store, func(t *testing.T) {
 				t.Parallel()
@@ -116,13 +116,6 @@ func needs(t *testing.T, how string) {
 	if err := precontent.Supported("/var/tmp"); err != nil {
 		t.Skip(err)
 	}
-}
-
-// credentials are those of the server, for every dsec up that is started.
-func credentials(t *testing.T, server *s3test.Server) {
-	t.Helper()
-	t.Setenv("AWS_ACCESS_KEY_ID", server.AccessKey)
-	t.Setenv("AWS_SECRET_ACCESS_KEY", server.SecretKey)
 }
 
 func killWhileReading(t *testing.T, how, blobs string) {
