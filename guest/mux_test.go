@@ -141,7 +141,6 @@ func TestHelloBeginsASession(t *testing.T) {
 	}
 }
 
-// trip sends n random bytes and compares what comes back.
 // A guest that takes its time is greeted again, unless it is to be greeted once.
 func TestGuestIsGreetedOnce(t *testing.T) {
 	for _, once := range []bool{false, true} {
@@ -163,6 +162,7 @@ func TestGuestIsGreetedOnce(t *testing.T) {
 	}
 }
 
+// trip sends n random bytes and compares what comes back.
 func trip(ctx context.Context, c *Client, n int64) error {
 	s, _, err := c.begin(ctx, bulkWindow, Request{Op: OpFollow})
 	if err != nil {

@@ -36,17 +36,17 @@ run_tiers() {
   DSEC_LONG= DSEC_TEST_TIER=fullvm go test -race -count=1 -timeout "$timeout" -run 'A25|C8|D16|G1_|G21|KilledGateway|KilledHold|FullHost|WrongReq|NewVersion' ./e2e/machine
 }
 run_py() {
-  echo "== mypy, pytest over the fake tier, then over containers"
+  echo "== mypy, pytest over containers, and meanwhile over the fake tier"
   (
     cd sdk/python
     python=../../.venv/bin/python
     said=$(mktemp)
-    trap 'rm -f "$said"' EXIT
     "$python" -m pytest -q >"$said" 2>&1 & # it waits more than it works
     fake=$!
-    "$python" -m mypy --strict src tests
-    DSEC_TEST_SERVER="$python tests/container_server.py" "$python" -m pytest -q -p no:cacheprovider
+    trap 'kill "$fake" 2>/dev/null || true; rm -f "$said"' EXIT
     rc=0
+    "$python" -m mypy --strict src tests || rc=$?
+    DSEC_TEST_SERVER="$python tests/container_server.py" "$python" -m pytest -q -p no:cacheprovider || rc=$?
     wait "$fake" || rc=$?
     cat "$said"
     exit $rc

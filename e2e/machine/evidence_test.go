@@ -21,7 +21,6 @@ import (
 // TestEvidenceHasNoGapWhereTheAgentWasKilled: what a sandbox does in between is told by
 // the next one, and with the machine goes all that was in the kernel for it.
 func TestEvidenceHasNoGapWhereTheAgentWasKilled(t *testing.T) {
-	t.Parallel()
 	h := start(t)
 	id := h.create(func(s *dsec.Spec) { s.Watch = []string{"/tests/**"} })
 	before := kernelEvidence(t, h.holdPID())

@@ -60,10 +60,13 @@ type host struct {
 	t *testing.T
 }
 
-// instances there were: those that run at a time have users of their own.
+// instances there were: those that run at a time have users and addresses of their own.
 var instances atomic.Uint32
 
-const idRanges = 1100
+const (
+	idRanges         = 1100
+	instancesAtATime = 56 // more never run, and there are no more users for
+)
 
 func start(t *testing.T) *host {
 	t.Helper()
@@ -144,7 +147,8 @@ func startWith(t *testing.T, dir, lines string, node ...string) *host {
 func startBinary(t *testing.T, binary, dir, lines string, node ...string) *host {
 	t.Helper()
 	n := instances.Add(1)
-	node = append(node, "disk_pool: 8GiB", fmt.Sprintf("max_live: 1000, uid_ranges: %d, uid_base: %d", idRanges, 1<<20+n%16*(idRanges+1)<<16))
+	node = append(node, "disk_pool: 8GiB", fmt.Sprintf("max_live: 1000, uid_ranges: %d, uid_base: %d", idRanges, 1<<20+n%instancesAtATime*(idRanges+1)<<16),
+		fmt.Sprintf("subnet: 100.%d.%d.0/20", 96+n%instancesAtATime/16, n%16*16))
 	if kind.Tier != dsec.TierContainer {
 		node = append(node, "kernel_cache: "+kernels(t))
 	}

@@ -86,7 +86,6 @@ func onDemand(t *testing.T, how, blobs string, tree []byte) (*host, dsec.LayerRe
 // TestKilledWhileReading kills loader and agent while sandboxes read a layer
 // that is not there yet: every byte is right, and none is missing. Then it kills
 // the hold, alone and with the others, and what comes after reads the same layer.
-// All four machines run at one time.
 func TestKilledWhileReading(t *testing.T) {
 	t.Parallel()
 	server := s3test.Start(t)

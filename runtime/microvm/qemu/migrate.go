@@ -148,6 +148,7 @@ func (m *machine) saved(ctx context.Context) error {
 // that was taken. A QEMU that does not like it ends; that is Corrupt. The file is read from
 // where it stands. It must not be a pipe: a QEMU that has to wait for the next piece goes on with what its
 // devices have to do, and some have only half of what they were by then (7.2, a virtio-serial in the middle of a write).
+// From 9.1 on QEMU wants a file to be called one, and says so; one after 10 may insist.
 func (m *machine) load(ctx context.Context, state *os.File) error {
 	const op = "load state"
 	ctx, cancel := context.WithTimeout(ctx, migrateTime)
@@ -161,7 +162,7 @@ func (m *machine) load(ctx context.Context, state *os.File) error {
 		if status, err = m.status(ctx); err == nil && status != "inmigrate" {
 			break
 		}
-		if errors.Is(err, dsec.Timeout.Err()) && ctx.Err() == nil {
+		if err != nil && dsec.ClassOf(err) == dsec.Timeout && ctx.Err() == nil {
 			err = nil // while it reads, it answers nobody
 		}
 		if err == nil {

@@ -14,12 +14,14 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/fault"
 	"github.com/opendsec/dsec/internal/linux"
 )
 
 // opened is a template that this process clones, or has cloned.
 type opened struct {
-	used time.Time // under the driver's lock
+	used time.Time // this and the next under the driver's lock
+	open bool      // it is in memory
 
 	mu       sync.Mutex
 	manifest manifest
@@ -27,9 +29,13 @@ type opened struct {
 	state    []byte
 }
 
-func (o *opened) close() {
+// close is called with its lock held.
+func (d *Driver) close(o *opened) {
 	closeAll(o.ram)
 	o.ram, o.state = nil, nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	o.open = false
 }
 
 // load brings a template into memory, unless it is there.
@@ -46,6 +52,10 @@ func (d *Driver) open(ctx context.Context, key string) (man manifest, state []by
 		return man, nil, nil, dsec.Errorf(dsec.Invalid, op, dsec.Quote(key), "it is no key")
 	}
 	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return man, nil, nil, dsec.E(dsec.Internal, op, key, os.ErrClosed)
+	}
 	o := d.templates[key]
 	if o == nil {
 		o = &opened{}
@@ -59,8 +69,9 @@ func (d *Driver) open(ctx context.Context, key string) (man manifest, state []by
 		if err := o.read(ctx, d.cfg.Dir, key); err != nil {
 			return man, nil, nil, dsec.E(dsec.ClassOf(err), op, key, err)
 		}
-		d.closeOldest()
+		d.closeOldest(o)
 	}
+	d.touch(key)
 	ram, err = linux.Duplicate(o.ram)
 	if err != nil {
 		return man, nil, nil, dsec.E(dsec.Internal, op, key, err)
@@ -69,18 +80,21 @@ func (d *Driver) open(ctx context.Context, key string) (man manifest, state []by
 }
 
 // closeOldest gives back the memory of templates that were not used for the longest, beyond what is to be
-// kept. Clones of them go on. One that somebody has in hand is used.
-func (d *Driver) closeOldest() {
+// kept, when one more is there. Clones of them go on. One that somebody has in hand is used.
+func (d *Driver) closeOldest(more *opened) {
 	d.mu.Lock()
+	more.open = true
 	all := make([]*opened, 0, len(d.templates))
 	for _, o := range d.templates {
-		all = append(all, o)
+		if o.open {
+			all = append(all, o)
+		}
 	}
 	slices.SortFunc(all, func(a, b *opened) int { return b.used.Compare(a.used) })
 	d.mu.Unlock()
 	for _, o := range all[min(d.cfg.InMemory, len(all)):] {
 		if o.mu.TryLock() {
-			o.close()
+			d.close(o)
 			o.mu.Unlock()
 		}
 	}
@@ -111,10 +125,23 @@ func (d *Driver) dropOldest(but string) {
 	}
 	slices.SortFunc(all, func(a, b old) int { return cmp.Or(b.used.Compare(a.used), cmp.Compare(a.key, b.key)) })
 	for _, t := range all[min(d.cfg.OnDisk-1, len(all)):] {
-		if err := os.RemoveAll(filepath.Join(d.cfg.Dir, t.key)); err != nil {
-			slog.Warn("an old template of virtual machines stays", "key", t.key, "error", err)
+		if err := d.remove(t.key); err != nil {
+			slog.Warn("an old template of virtual machines stays", "error", err)
 		}
 	}
+}
+
+// remove removes a template, all at once for whoever reads it; only under the lock.
+func (d *Driver) remove(key string) error {
+	old, gone := filepath.Join(d.cfg.Dir, key), filepath.Join(d.cfg.Dir, temporary+key)
+	err := os.Rename(old, gone)
+	if err == nil {
+		err = os.RemoveAll(gone) // else the next who builds does
+	}
+	if err != nil {
+		return dsec.E(fault.Class(err, dsec.Internal), "remove template", key, cause(err))
+	}
+	return nil
 }
 
 // read reads a template into memory.

@@ -14,7 +14,7 @@
 //
 //	<key>/       ram, state, manifest.json
 //	kvm.json     what the last probes of KVM found
-//	tmp-*        being made; removed by the next who builds
+//	tmp-*        being made or removed; removed by the next who builds
 //	lock         held with flock(2) by who builds
 //	machines/    a record of each machine with a name (docs/formats/vmrecord.md), locked by its owner
 //
@@ -74,6 +74,7 @@ type Driver struct {
 	users     map[uint32]bool     // those that a QEMU runs as
 	accel     map[string]vmm.Caps // by digest of the kernel: what a probe found
 	templates map[string]*opened  // by key
+	closed    bool
 }
 
 var _ vmm.VMM = (*Driver)(nil)
@@ -133,12 +134,11 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 // Close gives back the memory of templates that no machine shares. Machines go on.
 func (d *Driver) Close() {
 	d.mu.Lock()
-	all := d.templates
-	d.templates = map[string]*opened{}
+	d.closed = true
 	d.mu.Unlock()
-	for _, o := range all {
+	for _, o := range d.templates { // nobody adds to them any more
 		o.mu.Lock()
-		o.close()
+		d.close(o)
 		o.mu.Unlock()
 	}
 }

@@ -24,7 +24,7 @@ func unheard(t *testing.T, m *machine) {
 		t.Fatal(err)
 	}
 	ctx := limited(t, 20*time.Second)
-	for taken := 0; taken == 0; {
+	for taken := 0; taken == 0; time.Sleep(pollTime) {
 		var queue struct {
 			InUse int `json:"inuse"`
 		}
@@ -73,10 +73,11 @@ func busy(t *testing.T) {
 	t.Cleanup(burning.Wait)
 }
 
+// endsIt hears the rest of it, and talks with the guest.
 func endsIt(t *testing.T, m vmm.VM) {
 	t.Helper()
 	ch := m.Channel()
-	if err := ch.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := ch.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	rest, err := bufio.NewReader(ch).ReadString('\n')

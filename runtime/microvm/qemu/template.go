@@ -18,6 +18,9 @@ import (
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
 )
 
+// temporary begins the names of what is being made or removed.
+const temporary = "tmp-"
+
 // templateTime bounds the boot of a template, until its guest is ready.
 const templateTime = 3 * time.Minute
 
@@ -44,12 +47,11 @@ func (d *Driver) BuildTemplate(ctx context.Context, s vmm.Shape, ready vmm.Ready
 	}
 	switch err := d.load(ctx, t.Key); {
 	case err == nil:
-		d.touch(t.Key)
 		return t, nil
 	case dsec.ClassOf(err) == dsec.Corrupt:
 		slog.Warn("a template of virtual machines is damaged: it is built again", "key", t.Key, "error", err)
-		if err := os.RemoveAll(filepath.Join(d.cfg.Dir, t.Key)); err != nil {
-			return vmm.Template{}, dsec.E(dsec.Internal, "remove damaged template", t.Key, err)
+		if err := d.remove(t.Key); err != nil {
+			return vmm.Template{}, err
 		}
 	case dsec.ClassOf(err) != dsec.NotFound:
 		return vmm.Template{}, err
@@ -64,7 +66,7 @@ func (d *Driver) BuildTemplate(ctx context.Context, s vmm.Shape, ready vmm.Ready
 
 // build boots a template and writes it.
 func (d *Driver) build(ctx context.Context, l line, ident identity, ready vmm.Ready) (err error) {
-	work, err := os.MkdirTemp(d.cfg.Dir, "tmp-")
+	work, err := os.MkdirTemp(d.cfg.Dir, temporary)
 	if err != nil {
 		return dsec.E(fault.Class(err, dsec.Internal), "make template", d.cfg.Dir, cause(err))
 	}
@@ -220,7 +222,7 @@ func (d *Driver) sweep() error {
 		return dsec.E(dsec.Internal, "read", d.cfg.Dir, cause(err))
 	}
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), "tmp-") {
+		if strings.HasPrefix(e.Name(), temporary) {
 			if err := os.RemoveAll(filepath.Join(d.cfg.Dir, e.Name())); err != nil {
 				return dsec.E(dsec.Internal, "remove half a template", e.Name(), err)
 			}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -449,6 +450,9 @@ func TestOldTemplatesAreDropped(t *testing.T) {
 		}
 	}
 	a := template(96)
+	if err := os.Mkdir(filepath.Join(d.cfg.Dir, temporary+a.Key), 0o700); err != nil { // somebody was killed who removed one
+		t.Fatal(err)
+	}
 	old := clone(a)
 	b := template(100)
 	there(a, b)
@@ -465,5 +469,9 @@ func TestOldTemplatesAreDropped(t *testing.T) {
 	want(t, clone(template(100)), "ping", "pong")
 	if boots != 4 {
 		t.Errorf("booted %d times", boots)
+	}
+	d.Close()
+	if _, err := d.Clone(ctxOf(t), c, g.devices(t, "x")); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a clone of a driver that was closed: %v", err)
 	}
 }
