@@ -181,3 +181,45 @@ func TestALateRunHidesNothing(t *testing.T) {
 	}
 	fetchable(t, blobs, map[layer.Digest]bool{one: true})
 }
+
+// TestRootsAreReplacedWhileTheyAreRead: a collector that finds a root in a list does
+// not find it a moment later, and not in the list what came in its place.
+func TestRootsAreReplacedWhileTheyAreRead(t *testing.T) {
+	ctx := context.Background()
+	blobs := openBucket(t, t.TempDir())
+	s, other := openNode(t, t.TempDir(), blobs), openNode(t, t.TempDir(), blobs)
+	dir := tree(t, 1, 1)
+	d, err := importTree(ctx, s, dir, "one")
+	if err = errors.Join(err, s.Remove(ctx, "one"), s.Renew(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	own, _, _ := strings.Cut(strings.TrimPrefix(keys(t, blobs, layer.RootPrefix)[0], layer.RootPrefix), "/")
+	_, err = importTree(ctx, other, tree(t, 2, 2), "two") // somebody has to keep something
+	if err = errors.Join(err, other.Renew(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	collect(t, blobs) // the layer is condemned
+	again, err := importTree(ctx, s, dir, "one")
+	if err = errors.Join(err, s.Renew(ctx)); err != nil || again != d {
+		t.Fatal(again, err)
+	}
+	renewed := 0
+	_, err = gc.Collect(ctx, &hooked{blobs, func(op, key string) {
+		if op == "open" && strings.HasPrefix(key, layer.RootPrefix+own+"/") {
+			renewed++
+			if err := s.Renew(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+	}}, hasty(true))
+	if err != nil || renewed == 0 {
+		t.Fatal(err, renewed)
+	}
+	fetchable(t, blobs, map[layer.Digest]bool{d: true})
+	if err := s.Renew(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if left := keys(t, blobs, layer.RootPrefix); len(left) != 2 {
+		t.Errorf("roots left when nobody collects: %v", left)
+	}
+}

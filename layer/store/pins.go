@@ -90,11 +90,9 @@ func (p *pin) clear(ctx context.Context, keys []string) error {
 	}
 }
 
-// removing reads what runs that are alive remove; mostly there is none.
-func (p *pin) removing(ctx context.Context) (map[string]bool, error) {
-	removed := map[string]bool{}
-	blobs := p.s.opts.Blobs
-	for info, err := range blobs.List(ctx, layer.RunPrefix) {
+// runs are the keys of runs that are alive; mostly there is none.
+func (p *pin) runs(ctx context.Context) (alive []string, err error) {
+	for info, err := range p.s.opts.Blobs.List(ctx, layer.RunPrefix) {
 		if err != nil {
 			return nil, err
 		}
@@ -102,17 +100,29 @@ func (p *pin) removing(ctx context.Context) (map[string]bool, error) {
 		if err != nil {
 			return nil, err
 		}
-		if now.Sub(info.ModTime) > layer.RunDead {
-			continue
+		if now.Sub(info.ModTime) <= layer.RunDead {
+			alive = append(alive, info.Key)
 		}
-		b, err := blob.ReadAll(ctx, blobs, info.Key, layer.MaxRun)
+	}
+	return alive, nil
+}
+
+// removing reads what runs that are alive remove.
+func (p *pin) removing(ctx context.Context) (map[string]bool, error) {
+	runs, err := p.runs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	removed := map[string]bool{}
+	for _, key := range runs {
+		b, err := blob.ReadAll(ctx, p.s.opts.Blobs, key, layer.MaxRun)
 		if errors.Is(err, dsec.NotFound.Err()) {
 			continue // it has ended
 		}
 		if err != nil {
 			return nil, err
 		}
-		run, err := layer.DecodeRun(b, info.Key)
+		run, err := layer.DecodeRun(b, key)
 		if err != nil {
 			return nil, err
 		}

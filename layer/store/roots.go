@@ -40,6 +40,7 @@ func (s *Store) Renew(ctx context.Context) error {
 	// A new key each time: an earlier write that was given up may yet be carried
 	// out, and must not replace this one.
 	root := layer.RootPrefix + s.id + "/" + dsec.Random(20)
+	written := &pin{s: s, keys: []string{root}, here: time.Now()}
 	if err := s.opts.Blobs.Put(ctx, root, bytes.NewReader(r.Encode()), blob.PutOptions{}); err != nil {
 		return err
 	}
@@ -50,6 +51,11 @@ func (s *Store) Renew(ctx context.Context) error {
 	}
 	if err := s.writeFile("rooted", []byte(root+"\n"), true); err != nil {
 		return diskError("write root", s.id, err)
+	}
+	// A collector that lists roots now may come too late for the old one and too early for
+	// the new: the old one stays until a root is written while none is at work.
+	if runs, err := written.runs(ctx); err != nil || len(runs) > 0 {
+		return err
 	}
 	for _, key := range old {
 		if err := s.opts.Blobs.Delete(ctx, key); err != nil {
