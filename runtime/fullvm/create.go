@@ -103,6 +103,9 @@ func (r *Runtime) check(op string, req *runtime.Request) error {
 	case s.Limits.Memory < minMemory:
 		return dsec.Errorf(dsec.Invalid, op, string(req.ID), "a machine with %d bytes of memory, at least %d", s.Limits.Memory, minMemory)
 	}
+	if err := tier.MachineFits(op, string(req.ID), s.Limits.Memory); err != nil {
+		return err
+	}
 	return confine.Require(p, r.Tier())
 }
 

@@ -205,6 +205,10 @@ func TestWhatIsNoDiskImageIsRefused(t *testing.T) {
 			t.Errorf("%s: %v, want unsupported", name, err)
 		}
 	}
+	_, err = w.r.Create(context.Background(), request(l, small, func(r *runtime.Request) { r.Spec.Limits.Memory = 1 << 44 }))
+	if dsec.ClassOf(err) != dsec.ResourceExhausted || !strings.Contains(err.Error(), "this node has") {
+		t.Errorf("more memory than there is: %v, want resource_exhausted", err)
+	}
 	w.wantNothing(t)
 }
 

@@ -44,6 +44,11 @@ func TestWhatIsNotGivenIsUnsupported(t *testing.T) {
 		}
 		w.nothingLeft(t)
 	}
+	_, err := w.r.Create(t.Context(), request(func(r *runtime.Request) { r.Spec.Limits.Memory = 1 << 44 }))
+	if dsec.ClassOf(err) != dsec.ResourceExhausted || !strings.Contains(err.Error(), "this node has") {
+		t.Errorf("more memory than there is: %v", err)
+	}
+	w.nothingLeft(t)
 }
 
 // A disk that is filled and emptied again and again, also after a moment of it was kept, holds each time what it may, and no

@@ -12,6 +12,7 @@ import (
 	"github.com/opendsec/dsec/layer"
 	"github.com/opendsec/dsec/runtime"
 	"github.com/opendsec/dsec/runtime/microvm/vmm"
+	"github.com/opendsec/dsec/runtime/tier"
 )
 
 // A template is of one shape, so shapes are few: sizes are rounded up to these.
@@ -135,6 +136,9 @@ func (r *Runtime) back(ctx context.Context, m Machinery, req runtime.Request, re
 		}
 	}
 	b.shape.Memory = memorySize(spec.Limits, b.shape.Pmem)
+	if err := tier.MachineFits("choose machine", string(req.ID), b.shape.Memory); err != nil {
+		return nil, err
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.caps.Accel == "kvm" { // emulated processors take turns, and one has less to say to the others

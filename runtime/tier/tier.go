@@ -5,8 +5,11 @@
 package tier
 
 import (
+	"golang.org/x/sys/unix"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/sizes"
 	"github.com/opendsec/dsec/runtime"
 )
 
@@ -22,4 +25,17 @@ func Wrap(op string, id dsec.SandboxID, err error) error {
 		return nil
 	}
 	return dsec.E(dsec.ClassOf(err), op, string(id), err)
+}
+
+// MachineFits refuses a machine with more memory, in bytes, than this node has at all, whatever is
+// promised beyond it: a monitor dies of that, with a word of its own. Another node may have it.
+func MachineFits(op, object string, memory int64) error {
+	var si unix.Sysinfo_t
+	if err := unix.Sysinfo(&si); err != nil {
+		return dsec.E(dsec.Internal, op, object, err)
+	}
+	if has := int64(si.Totalram) * int64(si.Unit); memory > has {
+		return dsec.Errorf(dsec.ResourceExhausted, op, object, "memory: a machine of %s, this node has %s; ask for less (--memory)", sizes.Text(memory), sizes.Text(has))
+	}
+	return nil
 }
