@@ -13,7 +13,8 @@ from typing import Any, Awaitable, Callable, Coroutine, Iterator, TypeVar
 
 import pytest
 
-from libdsec import AsyncClient, AsyncSandbox, Client, Sandbox
+from libdsec import AsyncClient, AsyncSandbox, Call, Client, Sandbox
+from libdsec.errors import Unsupported
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
@@ -98,6 +99,16 @@ def real(server: Server, box: Sandbox) -> Server:
         assert r.stdout != b"ran\n", "the fake tier has a real shell now"
         pytest.skip(f"the fake tier interprets a few commands; of a function it says: {r.stderr.text.strip()}")
     return server
+
+
+@pytest.fixture
+def functions(server: Server, client: Client) -> Client:
+    """Skips where there is no function tier, and shows that there is none."""
+    if server.kind == "fake":
+        with pytest.raises(Unsupported, match="function"):
+            client.call(Call(server.image, ["true"]))
+        pytest.skip("the fake tier makes no calls: it says unsupported")
+    return client
 
 
 Lacks = Callable[[Sandbox, str], None]

@@ -9,17 +9,7 @@ import pytest
 
 from conftest import ROOT, Server
 from libdsec import AsyncClient, Call, CallResult, Client
-from libdsec.errors import Conflict, DsecError, Invalid, NotFound, Unsupported
-
-
-@pytest.fixture
-def functions(server: Server, client: Client) -> Client:
-    """Skips where there is no function tier, and shows that there is none."""
-    if server.kind == "fake":
-        with pytest.raises(Unsupported, match="function"):
-            client.call(Call(server.image, ["true"]))
-        pytest.skip("the fake tier makes no calls: it says unsupported")
-    return client
+from libdsec.errors import Conflict, DsecError, Invalid, NotFound
 
 
 def test_what_comes_back(functions: Client, server: Server) -> None:
